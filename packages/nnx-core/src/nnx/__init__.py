@@ -1,0 +1,43 @@
+"""NNx: train, resume, inspect, adapt and ship PyTorch models from plain scripts.
+
+Importing this package is cheap: it discovers plugins by name and loads neither
+torch nor any extension. A name is imported when it is first used; the names
+are declared in ``__init__.pyi``, and installed extensions publish more of them
+through the ``nnx_public_names`` hook.
+"""
+
+from __future__ import annotations
+
+from pkgutil import extend_path
+
+import lazy_loader
+
+__path__ = extend_path(__path__, __name__)
+
+from nnx._version import __version__
+from nnx.plugins import manager as _manager
+from nnx.plugins import siblings as _siblings
+
+_core_getattr, _core_dir, _core_names = lazy_loader.attach_stub(__name__, __file__)
+
+_plugins = _manager.default()
+
+
+def __getattr__(name: str):
+    if name in _core_names:
+        return _core_getattr(name)
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = _plugins.public_name(name)
+    except KeyError:
+        raise _siblings.missing_name(name) from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*_core_names, *_plugins.public_names(), "__version__"})
+
+
+__all__ = [*_core_names, *_plugins.public_names()]

@@ -1,0 +1,3 @@
+# What `from nnx import NAME` finds in core. Read at import to know the names,
+# and by type checkers to know their types. Relative imports only, sorted.
+from .plugins.hookspecs import hookimpl as hookimpl

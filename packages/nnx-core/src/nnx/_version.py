@@ -1,0 +1,3 @@
+"""The version that every NNx distribution shares."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,14 @@
+"""How parts join NNx: hook specifications, discovery and the registries."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "hookspecs": ["hookimpl"],
+        "manager": ["LoadedPlugin", "PluginManager", "PluginWarning"],
+        "registry": ["Registry", "RegistryConflictError", "UnknownIdError"],
+    },
+)

@@ -1,0 +1,90 @@
+"""What NNx's own distributions provide, so that a missing one can be named.
+
+Only names are kept here: core imports no extension.
+"""
+
+from __future__ import annotations
+
+# Public names by distribution: what `from nnx import NAME` would find.
+PUBLIC_NAMES: dict[str, tuple[str, ...]] = {
+    "nnx-peft": (
+        "AdapterLayer", "DoRALinear", "IA3Linear", "LoRALinear", "PrefixTuner", "PromptTuner",
+        "QATLifecycleCallback", "apply_dora_to", "apply_ia3_to", "apply_lora_to", "deepen",
+        "drop_layer", "expand_embedding", "load_ia3_weights", "load_lora_weights",
+        "load_prefix_weights", "load_prompt_weights", "low_rank_factorize",
+        "qat_train_step_factory", "quantize_int8", "save_ia3_weights", "save_lora_weights",
+        "save_prefix_weights", "save_prompt_weights", "widen",
+    ),
+    "nnx-lm": (
+        "CustomStage", "GenerativeNNModel", "LogitsChain", "LogitsChainBuilder",
+        "LogitsProcessor", "LogitsStage", "LogitsStageCodec", "NNPreferenceDataset",
+        "OrderedLogitsPipeline", "RepetitionPenalty", "TemperatureScaling", "TopKFilter",
+        "TopPFilter", "TransformerNN", "apply_chain", "dpo_train_step_factory",
+        "register_logits_stage_codec", "registered_logits_stage_codecs", "sample_next_token",
+        "text_contrastive_train_step_factory", "train_bpe", "unregister_logits_stage_codec",
+    ),
+    "nnx-graph": ("GraphAttNN", "GraphConvNN", "GraphNNBase", "GraphSageNN", "NNGraphDataset"),
+    "nnx-viz": ("LRFinderResult", "VisUtils", "lr_finder"),
+    "nnx-hub": (),
+    "nnx-paradigms": (
+        "DiffusionMLP", "DiffusionObjective", "FeedFwdMoENN", "JEPAObjective", "JEPAPredictor",
+        "JEPATrainStep", "MoELinear", "NoiseSchedule", "NoiseSchedulers", "ViTBlock", "ViTNN",
+        "born_again_train", "build_target_encoder", "cutmix_train_step_factory",
+        "diffusion_objective", "diffusion_train_step_factory", "feature_kd_train_step_factory",
+        "jepa_objective", "jepa_train_step_factory", "kd_train_step_factory",
+        "mixup_train_step_factory", "moe_train_step_factory", "nt_xent_loss",
+        "random_block_mask", "sample", "simclr_train_step_factory", "update_ema",
+    ),
+    "nnx-eval": ("ExperimentPlan", "FitResult"),
+}  # fmt: skip
+
+# Modules by distribution: what `import nnx.X` would find.
+MODULES: dict[str, tuple[str, ...]] = {
+    "nnx-peft": ("peft", "transforms", "surgery", "prune", "quantize"),
+    "nnx-lm": ("lm", "generation", "lm_tasks", "embeddings", "interop"),
+    "nnx-graph": ("graph", "graph_tasks", "link_tasks"),
+    "nnx-viz": ("viz", "vis_utils", "lr_finder"),
+    "nnx-hub": ("hub",),
+    "nnx-paradigms": ("paradigms", "diffusion"),
+    "nnx-eval": (
+        "calibration", "abstention", "decisions", "ranking", "comparison", "plans", "search",
+        "benchmarking",
+    ),
+}  # fmt: skip
+
+# Ids that a sibling registers, by their prefix or whole value.
+IDS: dict[str, tuple[str, ...]] = {
+    "nnx-peft": ("nnx.lora", "nnx.low_rank", "torchao."),
+    "nnx-lm": ("transformer", "lm."),
+    "nnx-graph": ("graph_att", "graph_conv", "graph_sage", "nnx.graph", "nnx.link"),
+    "nnx-viz": ("run.html", "report", "watch"),
+    "nnx-hub": ("onnx", "safetensors", "hub"),
+    "nnx-paradigms": ("vit", "feed_fwd_moe", "diffusion.", "jepa."),
+    "nnx-eval": ("ranking.",),
+}
+
+
+def install_line(distribution: str, extra: str | None = None) -> str:
+    """The pip command that brings ``distribution`` (with ``extra``)."""
+    name = f"{distribution}[{extra}]" if extra else distribution
+    return f'pip install "{name}"'
+
+
+def missing_name(name: str) -> Exception:
+    """The error for a name that ``nnx`` does not hold now."""
+    for table in (PUBLIC_NAMES, MODULES):
+        for distribution, names in table.items():
+            if name in names:
+                return ImportError(
+                    f"{name!r} is part of {distribution}, which is not installed or not "
+                    f"loaded. Install it with: {install_line(distribution)}"
+                )
+    return AttributeError(f"module 'nnx' has no attribute {name!r}")
+
+
+def hint_for_id(id: str) -> str | None:
+    """How to get a registered id that a sibling would provide, or ``None``."""
+    for distribution, prefixes in IDS.items():
+        if any(id == p or (p.endswith(".") and id.startswith(p)) for p in prefixes):
+            return f"{distribution} provides it: {install_line(distribution)}"
+    return None

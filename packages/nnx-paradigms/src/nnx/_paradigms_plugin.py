@@ -1,0 +1,3 @@
+"""What nnx-paradigms contributes to NNx. Names only: nothing heavy is imported here."""
+
+from __future__ import annotations
