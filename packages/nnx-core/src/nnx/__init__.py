@@ -14,7 +14,7 @@ import lazy_loader
 
 __path__ = extend_path(__path__, __name__)
 
-from nnx._version import __version__
+from nnx._version import __version__ as __version__
 from nnx.plugins import manager as _manager
 from nnx.plugins import siblings as _siblings
 
