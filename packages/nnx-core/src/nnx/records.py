@@ -1,0 +1,319 @@
+"""What a run remembers of its training: evaluation and iteration records.
+
+The records are plain, frozen values. ``state()`` gives nested dictionaries of
+numbers, strings and ``None``; ``from_state`` takes them back. Importing this
+module loads neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nnx.params import MonitorRecord
+
+_SCORES = ("f1", "recall", "accuracy", "precision", "loss", "error")
+_AVERAGES = ("macro", "micro", "weighted", "binary")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NNEvaluationDataPoint:
+    """Scores of one batch, one loader or one epoch; unknown ones are ``None``.
+
+    ``extra`` holds the user's own metric functions, ``metrics`` the declared
+    and task metrics. ``kind``, ``count`` (valid targets) and ``status`` ("ok"
+    or "empty") are set by a declared task.
+    """
+
+    f1: float | None = None
+    recall: float | None = None
+    accuracy: float | None = None
+    precision: float | None = None
+    loss: float | None = None
+    error: float | None = None
+    extra: Mapping[str, float] = field(default_factory=dict)
+    kind: str | None = None
+    count: int | None = None
+    status: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        """The six scores always; everything else only when set."""
+        state: dict[str, Any] = {
+            "f1": self.f1,
+            "recall": self.recall,
+            "accuracy": self.accuracy,
+            "precision": self.precision,
+            "loss": self.loss,
+            "error": self.error,
+        }
+        if self.extra:
+            state["extra"] = dict(self.extra)
+        if self.kind is not None:
+            state["kind"] = self.kind
+        if self.count is not None:
+            state["count"] = self.count
+        if self.status is not None:
+            state["status"] = self.status
+        if self.metrics:
+            state["metrics"] = dict(self.metrics)
+        return state
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> NNEvaluationDataPoint:
+        """Rebuild from :meth:`state`; scores that are absent are ``None``."""
+        count = state.get("count")
+        return NNEvaluationDataPoint(
+            f1=state.get("f1"),
+            recall=state.get("recall"),
+            accuracy=state.get("accuracy"),
+            precision=state.get("precision"),
+            loss=state.get("loss"),
+            error=state.get("error"),
+            extra=dict(state.get("extra") or {}),
+            kind=state.get("kind"),
+            count=None if count is None else int(count),
+            status=state.get("status"),
+            metrics=dict(state.get("metrics") or {}),
+        )
+
+    @staticmethod
+    def of(
+        Y: np.ndarray,
+        Y_hat: np.ndarray,
+        average: str = "macro",
+        extra_metrics: Mapping[str, Callable[..., float]] | None = None,
+    ) -> NNEvaluationDataPoint:
+        """Accuracy, F1, precision and recall of decoded predictions.
+
+        ``Y`` and ``Y_hat`` are ``(N,)`` class labels, or ``(N, L)`` 0/1
+        indicators, whose accuracy counts rows with every label right.
+        ``average`` reduces over classes ("macro", "micro", "weighted", or
+        "binary" for the class 1); a class without a defined ratio counts 0.
+        Each of ``extra_metrics`` is called once as ``fn(Y, Y_hat)``.
+        """
+        scores = _classification_scores(Y, Y_hat, average)
+        extra = {name: float(fn(Y, Y_hat)) for name, fn in (extra_metrics or {}).items()}
+        return NNEvaluationDataPoint(**scores, extra=extra)
+
+    @staticmethod
+    def mean_of(edps: list[NNEvaluationDataPoint]) -> NNEvaluationDataPoint:
+        """The unweighted mean of several records, metric by metric.
+
+        Each record counts once, whatever its number of samples: right for
+        averaging runs, wrong for averaging batches. A metric that only some
+        records hold is averaged over those.
+        """
+        if not edps:
+            raise ValueError("mean_of needs at least one record; got an empty list")
+        scores = {name: _mean([getattr(edp, name) for edp in edps]) for name in _SCORES}
+        return NNEvaluationDataPoint(
+            **scores,
+            extra=_mean_of_maps([edp.extra for edp in edps]),
+            metrics=_mean_of_maps([edp.metrics for edp in edps]),
+        )
+
+    def with_loss(self, value: float) -> NNEvaluationDataPoint:
+        return replace(self, loss=value)
+
+    def with_error(self, value: float) -> NNEvaluationDataPoint:
+        return replace(self, error=value)
+
+    def with_extra(self, name: str, value: float) -> NNEvaluationDataPoint:
+        """A copy that also holds ``extra[name] = value``."""
+        return replace(self, extra={**self.extra, name: value})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NNIterationDataPoint:
+    """One training batch: a row of a run's history.
+
+    ``train_edp`` scores this batch alone. An epoch's last row also carries the
+    validation scores and, in runs that declare metrics or a monitor, the
+    whole-epoch ``train_summary`` and the monitor's decision ``selection``.
+    ``update_count`` is the number of committed optimizer updates so far, where
+    they are counted.
+    """
+
+    lr: float
+    iter_idx: int
+    epoch_idx: int
+    batch_idx: int
+    train_edp: NNEvaluationDataPoint
+    val_edp: NNEvaluationDataPoint | None = None
+    train_summary: NNEvaluationDataPoint | None = None
+    selection: MonitorRecord | None = None
+    update_count: int | None = None
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "lr": self.lr,
+            "iter_idx": self.iter_idx,
+            "epoch_idx": self.epoch_idx,
+            "batch_idx": self.batch_idx,
+            "train_edp": self.train_edp.state(),
+            "val_edp": None if self.val_edp is None else self.val_edp.state(),
+        }
+        if self.train_summary is not None:
+            state["train_summary"] = self.train_summary.state()
+        if self.selection is not None:
+            state["selection"] = self.selection.state()
+        if self.update_count is not None:
+            state["update_count"] = self.update_count
+        return state
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> NNIterationDataPoint:
+        edp = NNEvaluationDataPoint.from_state
+        val, summary = state.get("val_edp"), state.get("train_summary")
+        count = state.get("update_count")
+        return NNIterationDataPoint(
+            lr=float(state["lr"]),
+            iter_idx=int(state["iter_idx"]),
+            epoch_idx=int(state["epoch_idx"]),
+            batch_idx=int(state["batch_idx"]),
+            train_edp=edp(state["train_edp"]),
+            val_edp=None if val is None else edp(val),
+            train_summary=None if summary is None else edp(summary),
+            selection=_selection(state.get("selection")),
+            update_count=None if count is None else int(count),
+        )
+
+    def monitored_train_edp(self) -> NNEvaluationDataPoint:
+        """The whole-epoch training summary where there is one, else this batch."""
+        return self.train_edp if self.train_summary is None else self.train_summary
+
+    def with_val_edp(self, value: NNEvaluationDataPoint | None) -> NNIterationDataPoint:
+        return replace(self, val_edp=value)
+
+    def with_epoch_summary(
+        self, train_summary: NNEvaluationDataPoint | None, selection: MonitorRecord | None
+    ) -> NNIterationDataPoint:
+        return replace(self, train_summary=train_summary, selection=selection)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeStatus:
+    """What a fit restored at its start, and from which point of which run."""
+
+    mode: str = "fresh"
+    source_run_id: str | None = None
+    source_checkpoint: str | None = None
+    restored_components: tuple[str, ...] = ()
+    fresh_components: tuple[str, ...] = ()
+    source_epoch: int | None = None
+    source_generation: int | None = None
+    source_checkpoint_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("fresh", "stateful", "weights_only"):
+            raise ValueError(
+                f"mode must be 'fresh', 'stateful' or 'weights_only', not {self.mode!r}"
+            )
+        object.__setattr__(self, "restored_components", tuple(self.restored_components))
+        object.__setattr__(self, "fresh_components", tuple(self.fresh_components))
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "mode": self.mode,
+            "source_run_id": self.source_run_id,
+            "source_checkpoint": self.source_checkpoint,
+            "restored_components": list(self.restored_components),
+            "fresh_components": list(self.fresh_components),
+        }
+        for name in ("source_epoch", "source_generation", "source_checkpoint_id"):
+            value = getattr(self, name)
+            if value is not None:
+                state[name] = value
+        return state
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> ResumeStatus:
+        return ResumeStatus(
+            mode=state.get("mode", "fresh"),
+            source_run_id=state.get("source_run_id"),
+            source_checkpoint=state.get("source_checkpoint"),
+            restored_components=tuple(state.get("restored_components") or ()),
+            fresh_components=tuple(state.get("fresh_components") or ()),
+            source_epoch=state.get("source_epoch"),
+            source_generation=state.get("source_generation"),
+            source_checkpoint_id=state.get("source_checkpoint_id"),
+        )
+
+
+def _selection(state: Mapping[str, Any] | None) -> MonitorRecord | None:
+    if state is None:
+        return None
+    from nnx.params import MonitorRecord
+
+    return MonitorRecord.from_state(state)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _mean_of_maps(maps: list[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for values in maps for name in values)
+    return {n: sum(m[n] for m in maps if n in m) / sum(n in m for m in maps) for n in names}
+
+
+def _classification_scores(Y: np.ndarray, Y_hat: np.ndarray, average: str) -> dict[str, float]:
+    import numpy as np
+
+    if average not in _AVERAGES:
+        raise ValueError(f"average must be one of {', '.join(_AVERAGES)}, not {average!r}")
+    truth, guess = np.asarray(Y), np.asarray(Y_hat)
+    if truth.ndim == 2 and truth.shape[1] == 1:
+        truth = truth.reshape(-1)
+    if guess.ndim == 2 and guess.shape[1] == 1:
+        guess = guess.reshape(-1)
+    if truth.shape != guess.shape or truth.ndim not in (1, 2):
+        raise ValueError(
+            f"Y and Y_hat must both be (N,) labels or (N, L) indicators; "
+            f"got {np.shape(Y)} and {np.shape(Y_hat)}"
+        )
+    if len(truth) == 0:
+        raise ValueError("Y is empty: there is nothing to score")
+    if truth.ndim == 2:
+        truth_is, guess_is = truth.astype(bool), guess.astype(bool)
+        hits = (truth_is & guess_is).sum(0)
+        actual, claimed = truth_is.sum(0), guess_is.sum(0)
+        accuracy = float((truth_is == guess_is).all(1).mean())
+        positive = slice(None)
+    else:
+        labels, codes = np.unique(np.concatenate([truth, guess]), return_inverse=True)
+        truth_code, guess_code = np.split(codes.reshape(-1), 2)
+        width = len(labels)
+        actual = np.bincount(truth_code, minlength=width)
+        claimed = np.bincount(guess_code, minlength=width)
+        hits = np.bincount(truth_code[truth_code == guess_code], minlength=width)
+        accuracy = float((truth_code == guess_code).mean())
+        positive = labels == 1
+    if average == "binary":
+        hits, actual, claimed = hits[positive], actual[positive], claimed[positive]
+    if average in ("micro", "binary"):
+        hits, actual, claimed = (
+            hits.sum(keepdims=True),
+            actual.sum(keepdims=True),
+            claimed.sum(keepdims=True),
+        )
+    weights = actual if average == "weighted" else np.ones_like(actual)
+
+    def reduce(numerator: np.ndarray, denominator: np.ndarray) -> float:
+        ratio = np.divide(
+            numerator, denominator, out=np.zeros(len(numerator)), where=denominator != 0
+        )
+        return float((ratio * weights).sum() / weights.sum()) if weights.sum() else 0.0
+
+    return {
+        "f1": reduce(2 * hits, actual + claimed),
+        "recall": reduce(hits, actual),
+        "accuracy": accuracy,
+        "precision": reduce(hits, claimed),
+    }
