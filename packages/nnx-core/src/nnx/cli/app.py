@@ -1,0 +1,118 @@
+"""The application: core's commands, those of plugins, and one way to report an error."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from nnx.plugins import manager
+
+# Command -> "module:function". The modules declare typer functions and are
+# imported with the application, so they import no torch, numpy or rich at module level.
+COMMANDS: dict[str, str] = {
+    "plugins": "nnx.cli.plugins:plugins",
+}
+
+# A refusal explains itself; any other error is ours to mend.
+_REFUSALS = (ValueError, LookupError, OSError, ImportError, RuntimeError, TypeError)
+
+
+class NnxGroup(TyperGroup):
+    """Core's commands and the registry's, and errors as one message."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        contributed = (id for id, _ in manager.registry("command").keys())
+        return list(dict.fromkeys([*super().list_commands(ctx), *contributed]))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        own = super().get_command(ctx, cmd_name)
+        contributed = manager.registry("command")
+        if own is not None or (cmd_name, 1) not in contributed:
+            return own
+        try:
+            return as_command(cmd_name, contributed.resolve(cmd_name))
+        except ImportError as error:
+            return as_command(cmd_name, _unavailable(error))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):
+            raise
+        except KeyboardInterrupt:
+            report("interrupted")
+            raise typer.Exit(130) from None
+        except Exception as error:
+            if ctx.params.get("debug") or hasattr(error, "format_message"):
+                raise  # a usage error shows itself
+            report(explain(error))
+            raise typer.Exit(1) from None
+
+
+def build() -> typer.Typer:
+    """The whole application."""
+    app = typer.Typer(
+        name="nnx",
+        cls=NnxGroup,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, reference in COMMANDS.items():
+        module, _, attribute = reference.partition(":")
+        app.command(name)(getattr(importlib.import_module(module), attribute))
+    return app
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from nnx._version import __version__
+
+        print(f"nnx {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train, resume, inspect and compare PyTorch models; every run is a directory."""
+
+
+def as_command(name: str, function: Any) -> Any:
+    """One function as the command object that a group runs."""
+    single = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    single.command(name)(function)
+    return typer.main.get_command(single)
+
+
+def _unavailable(error: ImportError) -> Any:
+    def command() -> None:
+        raise error
+
+    command.__doc__ = f"Unavailable: {error}"
+    return command
+
+
+def explain(error: Exception) -> str:
+    """The message of a refusal; an unexpected error says so and how to see more."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        text = f"{error.filename}: {error.strerror}"
+    if text and isinstance(error, _REFUSALS):
+        return text
+    return f"{type(error).__name__}: {text} (`nnx --debug ...` shows where)"
+
+
+def report(message: str) -> None:
+    """Print one error on stderr."""
+    print(f"nnx: {message}", file=sys.stderr)

@@ -1,0 +1,57 @@
+"""``nnx plugins``: what joined, from where, with what, and what failed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nnx.plugins import manager
+
+
+def plugins(
+    timing: Annotated[
+        bool, typer.Option("--timing", help="Add load times and heavy imports.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the plugins and what each contributes; exits 1 when one failed."""
+    loaded = manager.default().plugins
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps([asdict(plugin) for plugin in loaded], indent=2))
+    else:
+        _table(loaded, timing=timing)
+    if any(plugin.status == "failed" for plugin in loaded):
+        raise typer.Exit(1)
+
+
+def _table(loaded: list[manager.LoadedPlugin], *, timing: bool) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("plugin", "from", "status"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("contributes", overflow="fold")
+    if timing:
+        table.add_column("ms", justify="right")
+        table.add_column("imported at load", overflow="fold")
+    for plugin in loaded:
+        counts = (f"{len(names)} {kind}" for kind, names in plugin.contributes.items())
+        row = [
+            plugin.name,
+            f"{plugin.distribution} {plugin.version}",
+            plugin.status,
+            plugin.error or ", ".join(counts) or "-",
+        ]
+        if timing:
+            row += [f"{plugin.seconds * 1000:.1f}", ", ".join(plugin.heavy_modules) or "-"]
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    if not loaded:
+        console.print("no plugin is installed")
