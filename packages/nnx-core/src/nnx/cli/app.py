@@ -25,7 +25,7 @@ class NnxGroup(TyperGroup):
     """Core's commands and the registry's, and errors as one message."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        contributed = (id for id, _ in manager.registry("command").keys())
+        contributed = (id for id, _ in manager.registry("command"))
         return list(dict.fromkeys([*super().list_commands(ctx), *contributed]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

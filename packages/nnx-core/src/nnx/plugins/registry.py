@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -119,6 +119,12 @@ class Registry(Generic[T]):
     def keys(self) -> tuple[Key, ...]:
         """The registered keys, sorted."""
         return tuple(sorted(self._entries))
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries
