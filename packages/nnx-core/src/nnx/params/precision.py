@@ -1,0 +1,65 @@
+"""The precision a model asks for. What a device makes of it is in ``nnx.precision``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from nnx.plugins.registry import load_reference
+
+if TYPE_CHECKING:
+    import torch
+    from nnx.precision import ResolvedPrecision
+
+PrecisionMode = Literal["fp32", "fp16", "bf16"]
+PrecisionFallback = Literal["error", "fp32"]
+
+PRECISION_MODES: tuple[str, ...] = get_args(PrecisionMode)
+PRECISION_FALLBACKS: tuple[str, ...] = get_args(PrecisionFallback)
+
+
+class PrecisionUnsupportedError(ValueError):
+    """A precision that the device cannot run, asked for without a fallback."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionPolicy:
+    """The arithmetic of forward passes: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
+
+    ``fallback`` says what happens on a device without the asked mode: ``"error"``
+    refuses the run, ``"fp32"`` trains in full precision and records why.
+    """
+
+    mode: PrecisionMode = "fp32"
+    fallback: PrecisionFallback = "error"
+
+    def __post_init__(self) -> None:
+        for name, domain in (("mode", PRECISION_MODES), ("fallback", PRECISION_FALLBACKS)):
+            value = getattr(self, name)
+            if value not in domain:
+                raise ValueError(
+                    f"PrecisionPolicy.{name} must be one of {', '.join(domain)}, not {value!r}"
+                )
+
+    def resolve(self, device: str | torch.device) -> ResolvedPrecision:
+        """What this policy becomes on ``device``.
+
+        Raises :class:`PrecisionUnsupportedError` when the device cannot run the
+        mode and ``fallback`` is ``"error"``.
+        """
+        return cast(
+            "ResolvedPrecision", load_reference("nnx.precision:resolve_policy")(self, device)
+        )
+
+    def state(self) -> dict[str, str]:
+        """The policy as data."""
+        return {"mode": self.mode, "fallback": self.fallback}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> PrecisionPolicy:
+        """Rebuild from :meth:`state`; an unknown key is refused."""
+        unknown = sorted(set(state) - {"mode", "fallback"})
+        if unknown:
+            raise ValueError(f"PrecisionPolicy.from_state: unknown keys {', '.join(unknown)}")
+        return cls(**state)

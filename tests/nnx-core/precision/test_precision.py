@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nnx.precision import (
+    PRECISION_MODES,
+    REFERENCE_TOLERANCES,
+    PrecisionPolicy,
+    PrecisionUnsupportedError,
+    ReferenceTolerance,
+    ResolvedPrecision,
+    inference_precision,
+    precision_support,
+    resolve_precision,
+)
+
+
+def params(precision=None, mixed_precision=False):
+    return SimpleNamespace(precision=precision, mixed_precision=mixed_precision)
+
+
+def test_the_public_constants():
+    assert PRECISION_MODES == ("fp32", "fp16", "bf16")
+    assert REFERENCE_TOLERANCES["fp16"] == ReferenceTolerance(loss=0.005, weights=0.0005)
+    assert REFERENCE_TOLERANCES["bf16"] == ReferenceTolerance(loss=0.05, weights=0.005)
+
+
+def test_a_policy_is_data_and_comes_back_from_it():
+    policy = PrecisionPolicy("bf16", fallback="fp32")
+    assert policy.state() == {"mode": "bf16", "fallback": "fp32"}
+    assert PrecisionPolicy.from_state(policy.state()) == policy
+    assert PrecisionPolicy() == PrecisionPolicy("fp32", "error")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "float16"}, "PrecisionPolicy.mode must be one of fp32, fp16, bf16"),
+        ({"mode": True}, "PrecisionPolicy.mode"),
+        ({"mode": []}, "PrecisionPolicy.mode"),
+        ({"fallback": "bf16"}, "PrecisionPolicy.fallback must be one of error, fp32"),
+    ],
+)
+def test_a_policy_refuses_values_outside_its_domain(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PrecisionPolicy(**arguments)
+
+
+def test_an_unknown_key_of_a_saved_policy_is_refused():
+    with pytest.raises(ValueError, match="unknown keys scale"):
+        PrecisionPolicy.from_state({"mode": "fp16", "scale": 2})
+
+
+def test_bf16_on_cpu_autocasts_for_real_and_needs_no_scaler():
+    precision = PrecisionPolicy("bf16").resolve("cpu")
+    assert (precision.requested, precision.effective, precision.source) == (
+        "bf16",
+        "bf16",
+        "policy",
+    )
+    assert precision.reduced
+    assert not precision.uses_scaler
+    assert precision.build_scaler() is None
+    assert precision.autocast_dtype is torch.bfloat16
+    layer = torch.nn.Linear(3, 2)
+    with precision.autocast():
+        output = layer(torch.ones(4, 3))
+    assert output.dtype is torch.bfloat16
+    full = precision.output(output)
+    assert full.dtype is torch.float32
+    full.sum().backward()
+    assert layer.weight.grad.dtype is torch.float32
+    assert torch.equal(layer.bias.grad, torch.full((2,), 4.0))
+
+
+def test_output_leaves_full_precision_tensors_alone():
+    precision = ResolvedPrecision("fp32", "fp32", "cpu")
+    double = torch.ones(2, dtype=torch.float64)
+    assert precision.output(double) is double
+
+
+def test_fp16_without_cuda_is_refused_with_the_way_out():
+    with pytest.raises(
+        PrecisionUnsupportedError, match=r"'fp16' is not supported on cpu.*fallback"
+    ):
+        PrecisionPolicy("fp16").resolve("cpu")
+    assert issubclass(PrecisionUnsupportedError, ValueError)
+
+
+def test_a_fallback_trains_in_full_precision_and_says_why():
+    precision = PrecisionPolicy("fp16", fallback="fp32").resolve(torch.device("cpu"))
+    assert (precision.requested, precision.effective) == ("fp16", "fp32")
+    assert "needs CUDA" in precision.fallback_reason
+    assert not precision.reduced
+    with precision.autocast():
+        assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype is torch.float32
+
+
+def test_the_default_is_full_precision():
+    precision = resolve_precision(params(), "cpu")
+    assert (precision.requested, precision.effective, precision.source) == (
+        "fp32",
+        "fp32",
+        "default",
+    )
+    assert precision.fallback_reason is None
+    assert precision.applies_to == ("training", "validation", "inference")
+
+
+def test_the_legacy_flag_is_full_precision_on_cpu_and_covers_training_only():
+    precision = resolve_precision(params(mixed_precision=True), "cpu")
+    assert (precision.requested, precision.effective) == ("fp16", "fp32")
+    assert precision.source == "mixed_precision"
+    assert precision.fallback_reason
+    assert precision.applies_to == ("training",)
+
+
+def test_the_legacy_flag_is_fp16_on_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    precision = resolve_precision(params(mixed_precision=True), "cuda:0")
+    assert (precision.effective, precision.device_type) == ("fp16", "cuda")
+    assert precision.uses_scaler
+    assert set(precision.tf32) == {"matmul", "cudnn"}
+    assert all(isinstance(value, bool) for value in precision.tf32.values())
+    assert inference_precision(params(mixed_precision=True), "cuda").effective == "fp32"
+
+
+def test_an_explicit_policy_wins_over_the_legacy_flag_and_governs_inference():
+    asked = params(PrecisionPolicy("bf16"), mixed_precision=True)
+    assert resolve_precision(asked, "cpu").source == "policy"
+    assert inference_precision(asked, "cpu").effective == "bf16"
+
+
+def test_support_names_a_reason_for_what_is_missing():
+    support = precision_support("cpu")
+    assert support["cpu"]["fp32"] == support["cpu"]["bf16"] == "supported"
+    assert "CUDA" in support["cpu"]["fp16"]
+    everywhere = precision_support()
+    assert set(everywhere) == {"cpu", "cuda", "mps"}
+    if not torch.cuda.is_available():
+        assert everywhere["cuda"]["fp32"] == "CUDA is not available"
+
+
+def test_a_device_may_be_an_enum_member_that_builds_it():
+    member = SimpleNamespace()
+    assert resolve_precision(params(), lambda: torch.device("cpu")).device_type == "cpu"
+    assert member is not None
+
+
+def test_the_record_holds_plain_values_and_comes_back():
+    precision = PrecisionPolicy("fp16", fallback="fp32").resolve("cpu").scoped(("objective",))
+    record = precision.record()
+    assert record["covers"] == ["objective"]
+    assert record["tf32"] == {"matmul": None, "cudnn": None}
+    assert ResolvedPrecision.from_record(record) == precision
+    assert precision.applies_to == ("objective",)
+    assert "covers" not in ResolvedPrecision("fp32", "fp32", "cpu").record()
+
+
+def test_an_unknown_mode_in_a_record_is_refused():
+    with pytest.raises(ValueError, match=r"ResolvedPrecision\.effective"):
+        ResolvedPrecision.from_record(
+            {"requested": "fp32", "effective": "fp8", "device_type": "cpu"}
+        )
