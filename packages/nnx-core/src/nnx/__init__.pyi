@@ -12,3 +12,6 @@ from .precision import precision_support as precision_support
 from .records import NNEvaluationDataPoint as NNEvaluationDataPoint
 from .records import NNIterationDataPoint as NNIterationDataPoint
 from .records import ResumeStatus as ResumeStatus
+from .seeding import dataloader_worker_init_fn as dataloader_worker_init_fn
+from .seeding import env_snapshot as env_snapshot
+from .seeding import set_seed as set_seed
