@@ -20,7 +20,7 @@ from nnx.plugins import siblings as _siblings
 
 _core_getattr, _core_dir, _core_names = lazy_loader.attach_stub(__name__, __file__)
 
-_plugins = _manager.default()
+_plugins = _manager.start(_core_names)
 
 
 def __getattr__(name: str):
@@ -28,10 +28,10 @@ def __getattr__(name: str):
         return _core_getattr(name)
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    if name in _plugins.public_names():
         value = _plugins.public_name(name)
-    except KeyError:
-        raise _siblings.missing_name(name) from None
+    else:
+        value = _siblings.module(name)  # `nnx.peft`, or the error that says how to get it
     globals()[name] = value
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -11,10 +12,11 @@ from typing import Any
 
 import pluggy
 
-from nnx.plugins import hookspecs
-from nnx.plugins.registry import Registry, load_reference
+from nnx.plugins import hookspecs, siblings
+from nnx.plugins.registry import Registry, RegistryConflictError, load_reference
 
 SELECT_VARIABLE = "NNX_PLUGINS"
+NOTHING = "none"
 
 
 class PluginWarning(UserWarning):
@@ -35,6 +37,15 @@ class LoadedPlugin:
     heavy_modules: tuple[str, ...] = ()
     contributes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def owner(self) -> str:
+        """How errors name this plugin."""
+        return f"plugin {self.name!r} ({self.distribution})"
+
+    def contribute(self, kind: str, what: str) -> None:
+        """Note one contribution, for ``nnx plugins``."""
+        self.contributes[kind] = (*self.contributes.get(kind, ()), what)
+
 
 HEAVY_MODULES = ("torch", "numpy", "pandas", "transformers", "plotly", "torch_geometric", "sklearn")
 
@@ -53,13 +64,19 @@ _HOOKS = {
 
 
 class PluginManager:
-    """The registries and the plugins that filled them."""
+    """The registries and the plugins that filled them.
 
-    def __init__(self) -> None:
+    ``core_names`` are the public names that no plugin may publish.
+    """
+
+    def __init__(self, *, core_names: Iterable[str] = ()) -> None:
         self._pluggy = pluggy.PluginManager(hookspecs.GROUP)
         self._pluggy.add_hookspecs(hookspecs)
-        self.registries: dict[str, Registry[Any]] = {k: Registry(k) for k in _HOOKS.values()}
+        self.registries: dict[str, Registry[Any]] = {
+            kind: Registry(kind, hint=self._hint) for kind in _HOOKS.values()
+        }
         self.plugins: list[LoadedPlugin] = []
+        self._core_names = frozenset(core_names)
         self._names: dict[str, tuple[str, str]] = {}  # public name -> (reference, owner)
 
     def registry(self, kind: str) -> Registry[Any]:
@@ -67,12 +84,25 @@ class PluginManager:
         return self.registries[kind]
 
     def discover(self, entry_points: Iterable[Any], *, select: str | None = None) -> None:
-        """Load and register each entry point; a failing one becomes a warning."""
+        """Load and register each entry point; a failing one becomes a warning.
+
+        ``select`` is the value of ``NNX_PLUGINS``: ``"a,b"`` loads only those,
+        ``"-a"`` all but that one, ``"none"`` nothing; names are those of
+        plugins or of their distributions.
+        """
+        found = sorted(entry_points, key=lambda entry: entry.name)
         chosen = _selection(select)
-        for entry in sorted(entry_points, key=lambda e: e.name):
+        for entry in found:
             self._load(entry, chosen)
+        known = {word for plugin in self.plugins for word in (plugin.name, plugin.distribution)}
+        for word in sorted(set(chosen) - known - {NOTHING}):
+            _warn(
+                f"{SELECT_VARIABLE} names {word!r}, which is not installed; "
+                f"installed: {', '.join(sorted(known)) or 'nothing'}"
+            )
 
     def public_names(self) -> tuple[str, ...]:
+        """The names that plugins publish, in the order of their registration."""
         return tuple(self._names)
 
     def public_name(self, name: str) -> Any:
@@ -80,10 +110,12 @@ class PluginManager:
         reference, owner = self._names[name]
         try:
             return load_reference(reference)
-        except ImportError as error:
-            raise ImportError(f"{name!r} of {owner} cannot be imported: {error}") from error
+        except (ImportError, AttributeError) as error:
+            raise ImportError(
+                f"{name!r} of {owner} cannot be imported from {reference!r}: {error}"
+            ) from error
 
-    def _load(self, entry: Any, chosen: Mapping[str, bool] | None) -> None:
+    def _load(self, entry: Any, chosen: Mapping[str, bool]) -> None:
         dist = getattr(entry, "dist", None)
         plugin = LoadedPlugin(
             name=entry.name,
@@ -95,21 +127,15 @@ class PluginManager:
         if not _is_on(plugin, chosen):
             plugin.status = "off"
             return
-        import sys
-
         before = {m for m in HEAVY_MODULES if m in sys.modules}
         start = time.perf_counter()
         try:
-            module = entry.load()
-            self.register(module, plugin)
-        except Exception as error:  # a plugin must never break `import nnx`
+            self.register(entry.load(), plugin)
+        except (Exception, SystemExit) as error:  # a plugin must never break `import nnx`
             plugin.status, plugin.error = "failed", f"{type(error).__name__}: {error}"
-            self._forget(plugin.name)
-            warnings.warn(
+            _warn(
                 f"the NNx plugin {plugin.name!r} of {plugin.distribution} {plugin.version} "
-                f"failed to load and is off: {plugin.error}",
-                PluginWarning,
-                stacklevel=2,
+                f"failed to load and is off: {plugin.error}"
             )
         plugin.seconds = time.perf_counter() - start
         plugin.heavy_modules = tuple(
@@ -117,83 +143,99 @@ class PluginManager:
         )
 
     def register(self, module: Any, plugin: LoadedPlugin) -> None:
-        """Register one plugin object under ``plugin.name`` and take its contributions."""
+        """Register one plugin object and take all of its contributions, or none."""
         self._pluggy.register(module, name=plugin.name)
-        owner = f"plugin {plugin.name!r} ({plugin.distribution})"
-        for hook, kind in _HOOKS.items():
-            contributed = self._call(module, hook)
-            for key, value in contributed.items():
-                id, version = key if isinstance(key, tuple) else (key, 1)
-                self.registries[kind].register(id, version, value, owner=owner)
-            if contributed:
-                plugin.contributes[kind] = tuple(
-                    f"{k[0]}@v{k[1]}" if isinstance(k, tuple) else k for k in contributed
-                )
-        for name, reference in self._call(module, "nnx_public_names").items():
-            if name in self._names:
-                raise ValueError(
-                    f"public name {name!r} is already published by {self._names[name][1]}; "
-                    f"{owner} cannot publish it again"
-                )
-            self._names[name] = (reference, owner)
-            plugin.contributes.setdefault("name", ())
-            plugin.contributes["name"] += (name,)
+        try:
+            for hook, kind in _HOOKS.items():
+                for key, value in self._call(module, hook).items():
+                    id, version = key if isinstance(key, tuple) and len(key) == 2 else (key, 1)
+                    self.registries[kind].register(id, version, value, owner=plugin.owner)
+                    plugin.contribute(kind, f"{id}@v{version}" if isinstance(key, tuple) else id)
+            for name, reference in self._call(module, "nnx_public_names").items():
+                self._publish(name, reference, plugin)
+        except BaseException:
+            self._forget(module, plugin)
+            raise
+
+    def _publish(self, name: str, reference: str, plugin: LoadedPlugin) -> None:
+        holder = "nnx-core" if name in self._core_names else self._names.get(name, ("", ""))[1]
+        if holder:
+            raise RegistryConflictError(
+                f"the public name {name!r} is already published by {holder}; "
+                f"{plugin.owner} cannot publish it again. Choose another name."
+            )
+        self._names[name] = (reference, plugin.owner)
+        plugin.contribute("name", name)
 
     def _call(self, module: Any, hook: str) -> Mapping[Any, Any]:
-        caller = self._pluggy.subset_hook_caller(
-            hook, [p for p in self._pluggy.get_plugins() if p is not module]
-        )
-        merged: dict[Any, Any] = {}
-        for result in caller():
+        """What one plugin returns from one hook; nothing when it has no such hook."""
+        others = [p for p in self._pluggy.get_plugins() if p is not module]
+        results = self._pluggy.subset_hook_caller(hook, others)()
+        for result in results:
             if not isinstance(result, Mapping):
                 raise TypeError(f"{hook} must return a mapping, not {type(result).__name__}")
-            merged.update(result)
-        return merged
+        return results[0] if results else {}
 
-    def _forget(self, name: str) -> None:
-        module = self._pluggy.get_plugin(name)
-        if module is not None:
-            self._pluggy.unregister(module)
-        for record in self.plugins:
-            if record.name == name:
-                owner = f"plugin {record.name!r} ({record.distribution})"
-                record.contributes.clear()
-                for registry in self.registries.values():
-                    registry.unregister_owner(owner)
-                self._names = {n: v for n, v in self._names.items() if v[1] != owner}
+    def _forget(self, module: Any, plugin: LoadedPlugin) -> None:
+        self._pluggy.unregister(module)
+        plugin.contributes.clear()
+        for registry in self.registries.values():
+            registry.unregister_owner(plugin.owner)
+        self._names = {n: v for n, v in self._names.items() if v[1] != plugin.owner}
+
+    def _hint(self, id: str) -> str | None:
+        """What could provide an unknown id: a sibling to install, or a plugin that is not on."""
+        hints = [siblings.hint_for_id(id)]
+        for plugin in self.plugins:
+            if plugin.status == "failed":
+                hints.append(f"{plugin.owner} failed to load: {plugin.error}.")
+            elif plugin.status == "off":
+                hints.append(f"{plugin.owner} is switched off by {SELECT_VARIABLE}.")
+        return " ".join(filter(None, hints)) or None
 
 
-def _selection(select: str | None) -> dict[str, bool] | None:
-    """``"a,b"`` selects only those; ``"-a"`` switches one off; empty or unset: all."""
+def _selection(select: str | None) -> dict[str, bool]:
+    """Words of ``NNX_PLUGINS``: name -> whether it was named to be on. Empty: all are on."""
     words = [w.strip() for w in (select or "").split(",") if w.strip()]
-    return {w.lstrip("-"): not w.startswith("-") for w in words} or None
+    return {w.lstrip("-"): not w.startswith("-") for w in words}
 
 
-def _is_on(plugin: LoadedPlugin, chosen: Mapping[str, bool] | None) -> bool:
-    if chosen is None:
-        return True
+def _is_on(plugin: LoadedPlugin, chosen: Mapping[str, bool]) -> bool:
     for key in (plugin.name, plugin.distribution):
         if key in chosen:
             return chosen[key]
-    return not any(chosen.values())
+    return NOTHING not in chosen and not any(chosen.values())
+
+
+def _warn(message: str) -> None:
+    # Said by the package, not by the line of code that noticed it.
+    warnings.warn_explicit(message, PluginWarning, filename="nnx", lineno=1)
 
 
 _default: PluginManager | None = None
 
 
-def default() -> PluginManager:
-    """The process's plugin manager, discovered at the first call."""
+def start(core_names: Iterable[str]) -> PluginManager:
+    """Discover the plugins of this process; ``nnx/__init__`` calls it once, at import."""
     global _default
     if _default is None:
         from importlib_metadata import entry_points
 
-        _default = PluginManager()
+        _default = PluginManager(core_names=core_names)
         _default.discover(
             entry_points(group=hookspecs.GROUP), select=os.environ.get(SELECT_VARIABLE)
         )
     return _default
 
 
+def default() -> PluginManager:
+    """The process's plugin manager."""
+    if _default is None:
+        raise RuntimeError("nnx is still importing: its plugins are not discovered yet")
+    return _default
+
+
 def registry(kind: str) -> Registry[Any]:
-    """The process's registry of ``kind``."""
+    """The process's registry of ``kind``: "net", "model factory", "optimizer factory",
+    "objective", "metric", "exporter", "transform", "renderer" or "command"."""
     return default().registry(kind)

@@ -45,7 +45,7 @@ class Registry(Generic[T]):
     the exception class of an unknown id. A value that is a string is a lazy
     reference, imported at the first :meth:`resolve`; ``check``, when given, is
     called with the key and the imported value and raises on a wrong kind of
-    value.
+    value. ``hint`` says what could provide an unknown id.
     """
 
     def __init__(
@@ -54,10 +54,12 @@ class Registry(Generic[T]):
         *,
         error: type[Exception] = UnknownIdError,
         check: Callable[[Key, Any], None] | None = None,
+        hint: Callable[[str], str | None] = siblings.hint_for_id,
     ) -> None:
         self.kind = kind
         self._error = error
         self._check = check
+        self._hint = hint
         self._entries: dict[Key, _Entry] = {}
         self._lock = threading.RLock()
 
@@ -110,7 +112,7 @@ class Registry(Generic[T]):
             with self._lock:
                 if self._entries.get(key) is entry:
                     self._entries[key] = _Entry(value, entry.owner)
-        return value  # type: ignore[no-any-return]
+        return value
 
     def owner(self, id: str, version: int = 1) -> str:
         """Who registered a key; ``KeyError`` when nobody did."""
@@ -146,7 +148,7 @@ class Registry(Generic[T]):
         close = difflib.get_close_matches(id, names, n=3)
         if close:
             message += f"; did you mean {' or '.join(map(repr, close))}?"
-        hint = siblings.hint_for_id(id)
+        hint = self._hint(id)
         return f"{message}. {hint}" if hint else message
 
 

@@ -5,6 +5,9 @@ Only names are kept here: core imports no extension.
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
+
 # Public names by distribution: what `from nnx import NAME` would find.
 PUBLIC_NAMES: dict[str, tuple[str, ...]] = {
     "nnx-peft": (
@@ -68,6 +71,17 @@ def install_line(distribution: str, extra: str | None = None) -> str:
     """The pip command that brings ``distribution`` (with ``extra``)."""
     name = f"{distribution}[{extra}]" if extra else distribution
     return f'pip install "{name}"'
+
+
+def module(name: str) -> ModuleType:
+    """The module ``nnx.NAME`` of an installed sibling; else raises :func:`missing_name`."""
+    if any(name in names for names in MODULES.values()):
+        try:
+            return importlib.import_module(f"nnx.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"nnx.{name}":
+                raise
+    raise missing_name(name)
 
 
 def missing_name(name: str) -> Exception:
