@@ -1,3 +1,34 @@
 """What nnx-peft contributes to NNx. Names only: nothing heavy is imported here."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nnx.plugins.hookspecs import hookimpl
+
+_NAMES = {
+    "nnx.peft": (
+        "AdapterLayer",
+        "DoRALinear",
+        "IA3Linear",
+        "LoRALinear",
+        "apply_dora_to",
+        "apply_ia3_to",
+        "apply_lora_to",
+        "load_ia3_weights",
+        "load_lora_weights",
+        "save_ia3_weights",
+        "save_lora_weights",
+    ),
+}
+
+
+@hookimpl
+def nnx_public_names() -> Mapping[str, str]:
+    return {name: f"{room}:{name}" for room, names in _NAMES.items() for name in names}
+
+
+@hookimpl
+def nnx_transforms() -> Mapping[tuple[str, int], Any]:
+    return {}

@@ -1,0 +1,99 @@
+"""What every wrapper shares: a frozen base, an inherited mode, merging."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class AdaptedLayer(nn.Module):
+    """A frozen layer at ``base`` and the small trainable part added to it.
+
+    Construction copies the base's training flag and ends by freezing the
+    base's parameters; it never moves, recasts or replaces them.
+
+    :meth:`merge` folds the trained part into the base's own tensors, so that a
+    forward pass costs what the base costs; :meth:`unmerge` puts the original
+    tensors back bit for bit. Being merged is runtime state like the mode:
+    ``state_dict()`` always holds the unmerged base, and loading a state
+    unmerges first.
+    """
+
+    merged: bool
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+        self.merged = False
+        # The base's own tensors while merged. Buffers follow .to() and deepcopy.
+        for name in self.mergeable:
+            self.register_buffer(f"_unmerged_{name}", None, persistent=False)
+        self.training = base.training
+
+    # The base parameters that merging changes.
+    mergeable: tuple[str, ...] = ("weight",)
+
+    def freeze_base(self) -> None:
+        """The last step of construction, so that a failing one freezes nothing."""
+        self.base.requires_grad_(False)
+
+    def merged_tensors(self) -> dict[str, torch.Tensor]:
+        """The base tensors that alone compute what the adapted layer computes in eval mode."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def merge(self) -> bool:
+        """Fold the adapter into the base; ``False`` when it already is."""
+        if self.merged:
+            return False
+        for name, value in self.merged_tensors().items():
+            parameter = self.base.get_parameter(name)
+            setattr(self, f"_unmerged_{name}", parameter.detach().clone())
+            parameter.copy_(value)
+        self.merged = True
+        return True
+
+    @torch.no_grad()
+    def unmerge(self) -> bool:
+        """Restore the base's own tensors; ``False`` when it is not merged."""
+        if not self.merged:
+            return False
+        for name, value in self._unmerged().items():
+            self.base.get_parameter(name).copy_(value)
+            setattr(self, f"_unmerged_{name}", None)
+        self.merged = False
+        return True
+
+    def _unmerged(self) -> Mapping[str, torch.Tensor]:
+        stored = {name: getattr(self, f"_unmerged_{name}") for name in self.mergeable}
+        return {name: value for name, value in stored.items() if value is not None}
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        state = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        for name, value in self._unmerged().items():
+            state[f"{prefix}base.{name}"] = value
+        return state
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.unmerge()
+        super()._load_from_state_dict(*args, **kwargs)
+
+
+def floating_weight(base: nn.Module) -> torch.Tensor:
+    """The weight that a wrapper allocates beside; refuse one it cannot compose with."""
+    weight = base.weight
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        raise ValueError(
+            f"{type(base).__name__} has no shape yet; run one forward pass through the model "
+            "before adapting it"
+        )
+    if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
+        kind = getattr(weight, "dtype", type(weight).__name__)
+        raise ValueError(
+            f"{type(base).__name__} holds a {kind} weight; an adapter needs a floating-point one"
+        )
+    return weight

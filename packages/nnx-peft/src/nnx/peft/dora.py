@@ -1,0 +1,85 @@
+"""DoRA: weight-decomposed low-rank adaptation (Liu et al. 2024, arXiv:2402.09353)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from nnx.peft.lora import LoRALinear
+from nnx.peft.low_rank import accumulate
+from nnx.peft.placement import select, wrap
+from torch import nn
+
+
+class DoRALinear(LoRALinear):
+    """A frozen ``nn.Linear`` whose rows are recomposed from direction and size.
+
+    With ``V = W + scaling * B A``, each row of the effective weight is
+    ``magnitude * V / ||V||``. ``magnitude`` is (out_features,), starts as the
+    row norms of ``W`` in the weight's dtype, and trains with ``lora_A`` and
+    ``lora_B``. Gradients also flow through the norm.
+
+    The norm is computed in FP32 for FP16/BF16 layers and in the layer's own
+    dtype otherwise, then rounded to the magnitude's dtype like the magnitude,
+    so that the two cancel exactly at insertion. A row of norm zero keeps its
+    ``V`` as it is, which is finite, equals the base, and can learn.
+
+    ``dropout`` drops entries of the composed update ``B A`` (DropConnect), not
+    of the input.
+    """
+
+    magnitude: nn.Parameter
+
+    def __init__(
+        self, base: nn.Linear, *, r: int = 8, alpha: float = 16.0, dropout: float = 0.0
+    ) -> None:
+        super().__init__(base, r=r, alpha=alpha, dropout=dropout)
+        with torch.no_grad():
+            norms = row_norms(accumulate(base.weight)).to(base.weight.dtype)
+        self.magnitude = nn.Parameter(norms)
+
+    def effective_weight(self) -> torch.Tensor:
+        """The (out_features, in_features) weight that the forward pass uses."""
+        weight = self.base.weight
+        v = accumulate(weight) + self.lora_dropout(self.delta(self))
+        norms = row_norms(v).to(self.magnitude.dtype).to(v.dtype)
+        usable = (norms > 0) & norms.isfinite()
+        scale = torch.where(usable, self.magnitude.to(v.dtype) / norms.where(usable, 1.0), 1.0)
+        return (scale.unsqueeze(1) * v).to(weight.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.merged:
+            return self.base(x)
+        return F.linear(x, self.effective_weight(), self.base.bias)
+
+    def merged_tensors(self) -> dict[str, torch.Tensor]:
+        training = self.lora_dropout.training
+        self.lora_dropout.eval()
+        try:
+            return {"weight": self.effective_weight()}
+        finally:
+            self.lora_dropout.train(training)
+
+
+def row_norms(v: torch.Tensor) -> torch.Tensor:
+    """The L2 norm of each row, exact for rows whose squares would under- or overflow."""
+    size = v.detach().abs().amax(dim=1, keepdim=True)
+    size = size.where(size > 0, 1.0)
+    return torch.linalg.vector_norm(v.contiguous() / size, dim=1) * size.squeeze(1)
+
+
+def apply_dora_to(
+    module: nn.Module,
+    *name_patterns: str,
+    r: int = 8,
+    alpha: float = 16.0,
+    dropout: float = 0.0,
+) -> int:
+    """Wrap every matching ``nn.Linear`` of ``module`` with DoRA; return how many.
+
+    Selection, refusals and idempotence are those of
+    :func:`nnx.peft.apply_lora_to`.
+    """
+    return wrap(
+        select(module, name_patterns, kinds=(nn.Linear,)),
+        lambda base: DoRALinear(base, r=r, alpha=alpha, dropout=dropout),  # type: ignore[arg-type]
+    )

@@ -1,0 +1,80 @@
+"""IA3: one learned factor per output feature (Liu et al. 2022, arXiv:2205.05638)."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from nnx.peft.base import AdaptedLayer, floating_weight
+from nnx.peft.low_rank import accumulate
+from nnx.peft.ownership import Owners, Source, load_owned, save_owned
+from nnx.peft.placement import select, wrap
+from torch import nn
+
+
+class IA3Linear(AdaptedLayer):
+    """``y = base(x) * scaling`` over a frozen ``nn.Linear``.
+
+    ``scaling`` is (out_features,), ones, the only trainable tensor, in the
+    dtype and on the device of ``base.weight``.
+    """
+
+    base: nn.Linear
+    mergeable = ("weight", "bias")
+
+    def __init__(self, base: nn.Linear) -> None:
+        if not isinstance(base, nn.Linear):
+            raise TypeError(f"IA3Linear adapts nn.Linear, not {type(base).__name__}")
+        weight = floating_weight(base)
+        super().__init__(base)
+        self.scaling = nn.Parameter(
+            torch.ones(base.out_features, dtype=weight.dtype, device=weight.device)
+        )
+        self.freeze_base()
+
+    @property
+    def in_features(self) -> int:
+        return self.base.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.base.out_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.base(x)
+        return y if self.merged else y * self.scaling
+
+    def merged_tensors(self) -> dict[str, torch.Tensor]:
+        weight, bias, scaling = self.base.weight, self.base.bias, accumulate(self.scaling)
+        merged = {"weight": (accumulate(weight) * scaling.unsqueeze(1)).to(weight.dtype)}
+        if bias is not None:
+            merged["bias"] = (accumulate(bias) * scaling).to(bias.dtype)
+        return merged
+
+    def extra_repr(self) -> str:
+        return f"out_features={self.out_features}"
+
+
+IA3_TENSORS: Owners = ((IA3Linear, ("scaling",)),)
+
+
+def apply_ia3_to(module: nn.Module, *name_patterns: str) -> int:
+    """Wrap every matching ``nn.Linear`` of ``module`` with IA3; return how many.
+
+    Selection, refusals and idempotence are those of
+    :func:`nnx.peft.apply_lora_to`.
+    """
+    return wrap(select(module, name_patterns, kinds=(nn.Linear,)), IA3Linear)  # type: ignore[arg-type]
+
+
+def save_ia3_weights(module: nn.Module, path: str | os.PathLike[str]) -> str:
+    """Write only the ``scaling`` of every IA3 layer; return ``path``."""
+    return save_owned(module, path, IA3_TENSORS)
+
+
+def load_ia3_weights(module: nn.Module, source: Source) -> int:
+    """Load IA3 tensors into an already wrapped ``module``; return how many were taken.
+
+    As :func:`nnx.peft.load_lora_weights`, for the ``scaling`` of IA3 layers.
+    """
+    return load_owned(module, source, IA3_TENSORS)
