@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from nnx.params.base import check_keys
 from nnx.plugins.registry import load_reference
+from nnx.utils import validation as check
 
 if TYPE_CHECKING:
     import torch
+
     from nnx.precision import ResolvedPrecision
 
 PrecisionMode = Literal["fp32", "fp16", "bf16"]
@@ -35,12 +38,8 @@ class PrecisionPolicy:
     fallback: PrecisionFallback = "error"
 
     def __post_init__(self) -> None:
-        for name, domain in (("mode", PRECISION_MODES), ("fallback", PRECISION_FALLBACKS)):
-            value = getattr(self, name)
-            if value not in domain:
-                raise ValueError(
-                    f"PrecisionPolicy.{name} must be one of {', '.join(domain)}, not {value!r}"
-                )
+        check.choice("PrecisionPolicy", "mode", self.mode, PRECISION_MODES)
+        check.choice("PrecisionPolicy", "fallback", self.fallback, PRECISION_FALLBACKS)
 
     def resolve(self, device: str | torch.device) -> ResolvedPrecision:
         """What this policy becomes on ``device``.
@@ -59,7 +58,5 @@ class PrecisionPolicy:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> PrecisionPolicy:
         """Rebuild from :meth:`state`; an unknown key is refused."""
-        unknown = sorted(set(state) - {"mode", "fallback"})
-        if unknown:
-            raise ValueError(f"PrecisionPolicy.from_state: unknown keys {', '.join(unknown)}")
+        check_keys("PrecisionPolicy", state, ("mode", "fallback"))
         return cls(**state)

@@ -1,0 +1,168 @@
+"""What every configuration class is made of.
+
+A params class is a frozen, keyword-only, slotted dataclass whose ``_STATE``
+table says how its fields go to disk: in which order, under which key, and
+whether a field at its default is left out. ``state()`` and ``from_state()`` are
+read off that table. The order and the spelling decide run ids and are a
+contract: append to a table, never reorder it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, ClassVar, TypeVar
+
+from nnx.utils.jsonlike import FrozenList
+from nnx.utils.validation import close, show
+
+Self = TypeVar("Self", bound="Params")
+E = TypeVar("E", bound=Enum)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StateField:
+    """How one field is stored.
+
+    ``always`` fields are written at any value, the others only away from their
+    default (``omit`` replaces that rule). ``encode`` and ``decode`` translate
+    the value; ``read`` takes it from elsewhere than the attribute ``name``.
+    """
+
+    name: str
+    always: bool = False
+    key: str = ""
+    encode: Callable[[Any], Any] = _same
+    decode: Callable[[Any], Any] = _same
+    omit: Callable[[Any], bool] | None = None
+    read: Callable[[Any], Any] | None = None
+
+
+def always(name: str, **how: Any) -> StateField:
+    return StateField(name, always=True, **how)
+
+
+def optional(name: str, **how: Any) -> StateField:
+    return StateField(name, **how)
+
+
+class Params:
+    """Base of the configuration classes."""
+
+    __slots__ = ()
+    _STATE: ClassVar[tuple[StateField, ...]] = ()
+
+    def state(self) -> dict[str, Any]:
+        """This configuration as plain data; fields at their default are left out."""
+        defaults = _defaults(type(self))
+        state: dict[str, Any] = {}
+        for field in self._STATE:
+            if field.omit is not None and field.omit(self):
+                continue
+            value = getattr(self, field.name) if field.read is None else field.read(self)
+            if not field.always and field.omit is None and value == defaults[field.name]:
+                continue
+            state[field.key or field.name] = field.encode(value)
+        return state
+
+    @classmethod
+    def from_state(cls: type[Self], state: Mapping[str, Any]) -> Self:
+        """Rebuild from :meth:`state`; an unknown or missing key is a ``ValueError``."""
+        fields = {field.key or field.name: field for field in cls._STATE}
+        check_keys(cls.__name__, state, fields)
+        missing = [k for k, f in fields.items() if k not in state and f.name in _required(cls)]
+        if missing:
+            raise ValueError(f"a {cls.__name__} state lacks {', '.join(map(repr, missing))}")
+        values = {}
+        for key, value in state.items():
+            field = fields[key]
+            try:
+                values[field.name] = field.decode(value)
+            except (ValueError, TypeError, KeyError, SyntaxError) as error:
+                if isinstance(error, ValueError) and cls.__name__ in str(error):
+                    raise
+                raise ValueError(f"{cls.__name__} cannot read {key!r}: {error}") from error
+        return cls(**values)
+
+
+def check_keys(owner: str, state: Any, known: Any) -> None:
+    """Refuse a state that is not a mapping of known keys, with close matches."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"a {owner} state must be a mapping, not {show(state)}")
+    for key in state:
+        if key not in known:
+            raise ValueError(
+                f"{owner} has no key {show(key)}{close(key, known)} "
+                f"(keys: {', '.join(sorted(known))})"
+            )
+
+
+def put(params: Any, **values: Any) -> None:
+    """Set fields of a frozen instance, from its ``__post_init__``."""
+    for name, value in values.items():
+        object.__setattr__(params, name, value)
+
+
+def frozen_list(owner: str, field: str, value: Any, item: Callable[[str, Any], Any]) -> Any:
+    """``None``, or an immutable copy with every entry passed through ``item(field, entry)``."""
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+        raise ValueError(f"{owner}.{field} must be a list or None, not {show(value)}")
+    return FrozenList([item(f"{field}[{i}]", entry) for i, entry in enumerate(value)])
+
+
+def member(enum: type[E]) -> Callable[[Any], E]:
+    """A decoder of stored enum values."""
+    values = {m.value: m for m in enum}
+
+    def decode(value: Any) -> E:
+        if isinstance(value, enum):
+            return value
+        if not isinstance(value, str) or value not in values:
+            raise ValueError(
+                f"no {enum.__name__} is called {show(value)}{close(value, values)} "
+                f"(known: {', '.join(values)})"
+            )
+        return values[value]
+
+    return decode
+
+
+def encode_enum(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+def read_literal(value: Any) -> Any:
+    """A value that is stored as its ``str()`` ("[16]", "(0.9, 0.999)", "None"), or as itself."""
+    return ast.literal_eval(value) if isinstance(value, str) else value
+
+
+def each_state(values: Any) -> list[Any]:
+    return [value.state() for value in values]
+
+
+_DEFAULTS: dict[type, dict[str, Any]] = {}
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    """The default of every field that has one."""
+    found = _DEFAULTS.get(cls)
+    if found is None:
+        found = _DEFAULTS[cls] = {}
+        for field in dataclasses.fields(cls):
+            if field.default is not dataclasses.MISSING:
+                found[field.name] = field.default
+            elif field.default_factory is not dataclasses.MISSING:
+                found[field.name] = field.default_factory()
+    return found
+
+
+def _required(cls: type) -> set[str]:
+    return {f.name for f in dataclasses.fields(cls)} - _defaults(cls).keys()

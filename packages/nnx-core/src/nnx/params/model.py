@@ -1,0 +1,84 @@
+"""What a model is: its network, loss, device, task and precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nnx.enums import Devices, Losses, Nets
+from nnx.params.base import Params, StateField, always, encode_enum, member, optional, put
+from nnx.params.precision import PrecisionPolicy
+from nnx.params.registered import ModelSpec, RuntimeModule
+from nnx.params.task import TaskSpec
+from nnx.utils import validation as check
+
+NetDescriptor = Nets | ModelSpec | RuntimeModule
+
+
+def _encode_net(net: Any) -> Any:
+    return net.state() if isinstance(net, (ModelSpec, RuntimeModule)) else encode_enum(net)
+
+
+def _decode_net(state: Any) -> NetDescriptor | None:
+    if state is None:
+        return None
+    if isinstance(state, Mapping):
+        kind = check.choice("NNModelParams.net", "kind", state.get("kind"), _DESCRIPTORS)
+        return _DESCRIPTORS[kind].from_state(state)
+    return member(Nets)(state)
+
+
+_DESCRIPTORS: dict[str, Any] = {"registered": ModelSpec, "runtime": RuntimeModule}
+
+
+def _state(value: Any) -> Any:
+    return value.state()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NNModelParams(Params):
+    """The network's descriptor and what the model does with its outputs.
+
+    ``net`` is a :class:`Nets` member, a registered :class:`ModelSpec`, or the
+    :class:`RuntimeModule` that ``NNModel(module=...)`` fills in; until then it
+    may be ``None``. An explicit ``precision`` governs training and inference;
+    ``mixed_precision`` is the older flag for FP16 training on CUDA.
+    """
+
+    net: NetDescriptor | None = None
+    device: Devices = Devices.CPU
+    loss: Losses = Losses.CROSS_ENTROPY
+    mixed_precision: bool = False
+    task: TaskSpec | None = None
+    precision: PrecisionPolicy | None = None
+
+    _STATE: ClassVar[tuple[StateField, ...]] = (
+        always("net", encode=_encode_net, decode=_decode_net),
+        always("loss", encode=encode_enum, decode=member(Losses)),
+        always("device", encode=encode_enum, decode=member(Devices)),
+        optional("mixed_precision"),
+        optional("task", encode=_state, decode=lambda s: s and TaskSpec.from_state(s)),
+        optional("precision", encode=_state, decode=lambda s: s and PrecisionPolicy.from_state(s)),
+    )
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        if self.net is not None:
+            check.instance(owner, "net", self.net, (Nets, ModelSpec, RuntimeModule))
+        check.instance(owner, "device", self.device, Devices)
+        check.instance(owner, "loss", self.loss, Losses)
+        put(self, mixed_precision=check.flag(owner, "mixed_precision", self.mixed_precision))
+        if self.task is not None:
+            check.instance(owner, "task", self.task, TaskSpec)
+        if self.precision is not None:
+            check.instance(owner, "precision", self.precision, PrecisionPolicy)
+
+    @property
+    def builtin(self) -> bool:
+        """Whether ``net`` is one of the :class:`Nets`."""
+        return isinstance(self.net, Nets)
+
+    def is_valid(self) -> bool:
+        """Whether a network is named."""
+        return self.net is not None

@@ -1,0 +1,230 @@
+"""Descriptors of registered code: an id, a version and a read-only config, never a callable."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nnx.params.base import check_keys, put
+from nnx.utils import validation as check
+from nnx.utils.jsonlike import canonical, freeze_mapping, thaw
+
+
+class _Registered:
+    """What the descriptors share; equal means the same JSON, ``1`` apart from ``True``."""
+
+    __slots__ = ()
+
+    id: str
+    version: int
+    config: Mapping[str, Any]
+
+    def _check(self) -> None:
+        owner = type(self).__name__
+        put(
+            self,
+            id=check.text(owner, "id", self.id),
+            version=check.count(owner, "version", self.version),
+            config=freeze_mapping(self.config, f"{owner}.config"),
+        )
+
+    def state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self is other or canonical(self.state()) == canonical(other.state())
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.id, self.version))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSpec(_Registered):
+    """A network that a registered factory builds: ``factory(config)`` seeded with ``seed``."""
+
+    id: str
+    version: int = 1
+    config: Mapping[str, Any] = None  # type: ignore[assignment]
+    seed: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _Registered._check(self)
+        put(self, seed=check.count("ModelSpec", "seed", self.seed, at_least=0))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "kind": "registered",
+            "id": self.id,
+            "version": self.version,
+            "config": thaw(self.config),
+            "seed": self.seed,
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> ModelSpec:
+        values = _read("ModelSpec", state, ("id", "version", "config", "seed"), "registered")
+        return ModelSpec(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeModule:
+    """A module that its caller built: its class and a fingerprint of its topology."""
+
+    module: str
+    topology: str
+
+    def __post_init__(self) -> None:
+        check.text("RuntimeModule", "module", self.module)
+        check.text("RuntimeModule", "topology", self.topology)
+
+    @classmethod
+    def of(cls, module: Any) -> RuntimeModule:
+        """Describe a live ``nn.Module``."""
+        from nnx.utils.topology import module_topology, qualified_name
+
+        return cls(qualified_name(type(module)), module_topology(module))
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": "runtime", "module": self.module, "topology": self.topology}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> RuntimeModule:
+        return RuntimeModule(**_read("RuntimeModule", state, ("module", "topology"), "runtime"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimizerFactorySpec(_Registered):
+    """An optimizer that a registered factory builds from parameter groups and ``config``."""
+
+    id: str
+    version: int
+    config: Mapping[str, Any] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        _Registered._check(self)
+
+    def state(self) -> dict[str, Any]:
+        return {"id": self.id, "version": self.version, "config": thaw(self.config)}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> OptimizerFactorySpec:
+        return OptimizerFactorySpec(
+            **_read("OptimizerFactorySpec", state, ("id", "version", "config"))
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MetricSpec(_Registered):
+    """A registered metric, reported under ``label`` (``name``, or the id).
+
+    What the metric reads, and which direction is better, belong to its
+    registration and are looked up when asked.
+    """
+
+    id: str
+    version: int = 1
+    config: Mapping[str, Any] = None  # type: ignore[assignment]
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        _Registered._check(self)
+        if self.name is not None:
+            put(self, name=check.text("MetricSpec", "name", self.name))
+
+    @property
+    def label(self) -> str:
+        return self.id if self.name is None else self.name
+
+    @property
+    def definition(self) -> Any:
+        """The registered ``MetricDefinition``; an unknown id or version raises."""
+        from nnx.plugins import manager
+
+        return manager.registry("metric").resolve(self.id, self.version)
+
+    @property
+    def input(self) -> str:
+        """What the metric reads: "labels", "probabilities" or "continuous"."""
+        return self.definition.input
+
+    @property
+    def mode(self) -> str:
+        """Which direction is better: "min" or "max"."""
+        return self.definition.mode
+
+    def check(self) -> None:
+        """Raise unless the metric is registered and takes this config."""
+        check_config = self.definition.check_config
+        if check_config is not None:
+            check_config(self.config)
+
+    def accumulator(self) -> Any:
+        """A fresh accumulator for one pass over the data."""
+        return self.definition.factory(self.config)
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"id": self.id, "version": self.version}
+        if self.config:
+            state["config"] = thaw(self.config)
+        if self.name is not None:
+            state["name"] = self.name
+        return state
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> MetricSpec:
+        return MetricSpec(**_read("MetricSpec", state, ("id", "version", "config", "name")))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NNCheckpointTransform:
+    """One recorded change of a network's topology, replayed when it is rebuilt."""
+
+    name: str
+    version: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        owner = "NNCheckpointTransform"
+        put(
+            self,
+            name=check.text(owner, "name", self.name),
+            version=check.count(owner, "version", self.version),
+            options=freeze_mapping(self.options, f"{owner}.options"),
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"name": self.name, "version": self.version, "options": thaw(self.options)}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> NNCheckpointTransform:
+        return NNCheckpointTransform(
+            **_read("NNCheckpointTransform", state, ("name", "version", "options"))
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NNCheckpointTransform):
+            return NotImplemented
+        return canonical(self.state()) == canonical(other.state())
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.version))
+
+
+@functools.cache
+def _known(keys: tuple[str, ...], kind: str | None) -> frozenset[str]:
+    return frozenset((*keys, "kind") if kind else keys)
+
+
+def _read(
+    owner: str, state: Mapping[str, Any], keys: tuple[str, ...], kind: str | None = None
+) -> dict[str, Any]:
+    check_keys(owner, state, _known(keys, kind))
+    if kind is not None and state.get("kind") != kind:
+        check.refuse(owner, "kind", state.get("kind"), repr(kind))
+    if keys[0] not in state:
+        raise ValueError(f"a {owner} state lacks {keys[0]!r}")
+    return {key: state[key] for key in keys if key in state}

@@ -1,0 +1,127 @@
+"""What a model predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nnx.params.base import check_keys, put
+from nnx.plugins.registry import load_reference
+from nnx.utils import validation as check
+
+if TYPE_CHECKING:
+    from nnx.prediction import ProbabilitySpec
+
+TASK_KINDS = ("categorical", "multilabel", "regression")
+_KEYS = ("version", "kind", "num_outputs", "ignore_index", "threshold", "labels")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """A categorical, multilabel or regression task.
+
+    ``num_outputs`` is the width of the output, ``ignore_index`` the categorical
+    target that marks a row to leave out, ``threshold`` the probability at which
+    a multilabel output counts as on, ``labels`` the names of the outputs.
+    """
+
+    kind: str
+    num_outputs: int | None = None
+    ignore_index: int | None = None
+    threshold: float = 0.5
+    labels: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        owner = "TaskSpec"
+        put(self, kind=check.choice(owner, "kind", self.kind, TASK_KINDS))
+        if self.num_outputs is not None:
+            least = 2 if self.kind == "categorical" else 1
+            width = check.count(owner, "num_outputs", self.num_outputs, at_least=least)
+            put(self, num_outputs=width)
+        if self.ignore_index is not None:
+            if self.kind != "categorical":
+                check.refuse(owner, "ignore_index", self.ignore_index, f"None for {self.kind}")
+            put(self, ignore_index=check.integer(owner, "ignore_index", self.ignore_index))
+        put(self, threshold=check.real(owner, "threshold", self.threshold, at_least=0, at_most=1))
+        if self.threshold != 0.5 and self.kind != "multilabel":
+            check.refuse(owner, "threshold", self.threshold, f"left at 0.5 for {self.kind}")
+        if self.labels is not None:
+            put(self, labels=self._checked_labels())
+
+    def _checked_labels(self) -> tuple[str, ...]:
+        names: Any = self.labels
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            check.refuse("TaskSpec", "labels", names, "a sequence of names")
+        labels = tuple(check.text("TaskSpec", f"labels[{i}]", name) for i, name in enumerate(names))
+        if len(set(labels)) != len(labels):
+            check.refuse("TaskSpec", "labels", labels, "without duplicates")
+        if self.num_outputs is not None and len(labels) != self.num_outputs:
+            check.refuse("TaskSpec", "labels", labels, f"{self.num_outputs} names")
+        return labels
+
+    @classmethod
+    def categorical(
+        cls,
+        num_classes: int | None = None,
+        *,
+        ignore_index: int | None = None,
+        labels: Sequence[str] | None = None,
+    ) -> TaskSpec:
+        """One class out of ``num_classes`` for each row."""
+        return cls(
+            kind="categorical",
+            num_outputs=num_classes,
+            ignore_index=ignore_index,
+            labels=_names(labels),
+        )
+
+    @classmethod
+    def multilabel(
+        cls,
+        num_labels: int | None = None,
+        *,
+        threshold: float = 0.5,
+        labels: Sequence[str] | None = None,
+    ) -> TaskSpec:
+        """``num_labels`` independent yes/no outputs for each row."""
+        return cls(
+            kind="multilabel", num_outputs=num_labels, threshold=threshold, labels=_names(labels)
+        )
+
+    @classmethod
+    def regression(
+        cls, num_targets: int | None = None, *, labels: Sequence[str] | None = None
+    ) -> TaskSpec:
+        """``num_targets`` real values for each row."""
+        return cls(kind="regression", num_outputs=num_targets, labels=_names(labels))
+
+    def probability_spec(self) -> ProbabilitySpec | None:
+        """How outputs become probabilities; ``None`` for a regression."""
+        return load_reference("nnx.prediction:ProbabilitySpec").of_task(self)
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"version": 1, "kind": self.kind}
+        if self.num_outputs is not None:
+            state["num_outputs"] = self.num_outputs
+        if self.ignore_index is not None:
+            state["ignore_index"] = self.ignore_index
+        if self.threshold != 0.5:
+            state["threshold"] = self.threshold
+        if self.labels is not None:
+            state["labels"] = list(self.labels)
+        return state
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> TaskSpec:
+        check_keys("TaskSpec", state, _KEYS)
+        if state.get("version", 1) != 1:
+            check.refuse("TaskSpec", "version", state["version"], "1")
+        if "kind" not in state:
+            raise ValueError("a TaskSpec state lacks 'kind'")
+        return TaskSpec(**{key: state[key] for key in _KEYS[1:] if key in state})
+
+
+def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
+    # A lone string is left for the constructor to refuse.
+    return labels if labels is None or isinstance(labels, str) else tuple(labels)  # type: ignore[return-value]

@@ -1,0 +1,338 @@
+"""How a model is trained: by one optimizer, or by several under their names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nnx.enums import Checkpoints, Optims
+from nnx.params.base import Params, StateField, always, each_state, optional, put
+from nnx.params.monitor import MonitorSpec
+from nnx.params.optim import (
+    AnyOptimParams,
+    NNOptimFactoryParams,
+    NNOptimParams,
+    optim_params_from_state,
+)
+from nnx.params.registered import MetricSpec
+from nnx.params.scheduler import NNSchedulerParams
+from nnx.utils import validation as check
+from nnx.utils.jsonlike import FrozenDict
+
+if TYPE_CHECKING:
+    from nnx.params.builders import NNTrainerParamsBuilder
+
+RESUME_MODES = ("auto", "stateful", "weights_only")
+RESUME_EPOCHS = ("additional", "planned")
+# Fields that live only in this process: compared by identity, never stored.
+_RUNTIME = ("train_loader", "val_loader", "extra_metrics")
+
+DEFAULT_SCHEDULER = NNSchedulerParams(
+    min_lr=1e-7, factor=0.95, patience=8, cooldown=2, threshold=1e-3
+)
+DEFAULT_OPTIM = NNOptimParams(
+    name=Optims.ADAM, max_lr=0.01, weight_decay=5e-5, momentum=(0.9, 0.999)
+)
+
+
+def _state(value: Any) -> Any:
+    return value.state()
+
+
+def _lineage(params: Any) -> str | None:
+    return params.resume_from_run_id or params.parent_run_id
+
+
+# A resume request is stored as lineage; the request itself belongs to one session.
+_LINEAGE = (
+    StateField("parent_run_id", read=_lineage, omit=lambda p: _lineage(p) is None),
+    StateField(
+        "resume_from_checkpoint",
+        key="parent_checkpoint",
+        omit=lambda p: _lineage(p) is None or p.resume_from_checkpoint is None,
+    ),
+)
+_METRICS = (
+    optional("metrics", encode=each_state, decode=lambda v: [MetricSpec.from_state(s) for s in v]),
+    optional("monitor", encode=_state, decode=lambda s: s and MonitorSpec.from_state(s)),
+)
+
+
+class _Training(Params):
+    """What both training configurations share."""
+
+    __slots__ = ()
+
+    def with_train_loader(self, value: Iterable[Any]) -> Any:
+        """A copy that trains on ``value``."""
+        return dataclasses.replace(self, train_loader=value)  # type: ignore[type-var]
+
+    def with_val_loader(self, value: Iterable[Any]) -> Any:
+        """A copy that validates on ``value``."""
+        return dataclasses.replace(self, val_loader=value)  # type: ignore[type-var]
+
+    def _key(self) -> tuple[Any, ...]:
+        names = [f.name for f in dataclasses.fields(self) if f.name not in _RUNTIME]  # type: ignore[arg-type]
+        return tuple(getattr(self, name) for name in names)
+
+    def __eq__(self, other: object) -> bool:
+        # Loaders are compared by identity: comparing their batches would read data.
+        if type(other) is not type(self):
+            return NotImplemented
+        same = all(getattr(self, n) is getattr(other, n) for n in _RUNTIME[:2])
+        return same and self.extra_metrics == other.extra_metrics and self._key() == other._key()  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NNTrainParams(_Training):
+    """A training with one optimizer.
+
+    Loaders may be any iterable that can be read again. ``seed=None`` leaves the
+    random streams alone. ``data_id`` tells runs over different data apart.
+    ``checkpoint_every`` writes a resume point inside the epoch after so many
+    committed updates. The ``resume_*`` fields ask this session to continue an
+    earlier run; they are stored as ``parent_run_id`` and its checkpoint.
+    """
+
+    n_epochs: int
+    scheduler: NNSchedulerParams = DEFAULT_SCHEDULER
+    optim: AnyOptimParams = DEFAULT_OPTIM
+    seed: int | None = None
+    data_id: str | None = None
+    save_phase_checkpoints: bool = True
+    train_loader: Iterable[Any] | None = None
+    val_loader: Iterable[Any] | None = None
+    metrics: tuple[MetricSpec, ...] = ()
+    monitor: MonitorSpec | None = None
+    extra_metrics: Mapping[str, Callable[..., Any]] | None = None
+    resume_from_run_id: str | None = None
+    resume_from_checkpoint: str | None = "last"
+    parent_run_id: str | None = None
+    overwrite_existing: bool = False
+    resume_mode: str = "auto"
+    resume_epochs: str = "additional"
+    checkpoint_every: int | None = None
+
+    _STATE: ClassVar[tuple[StateField, ...]] = (
+        always("n_epochs"),
+        StateField("optim", always=True, encode=_state, decode=optim_params_from_state),
+        StateField("scheduler", always=True, encode=_state, decode=NNSchedulerParams.from_state),
+        optional("seed"),
+        optional("save_phase_checkpoints"),
+        optional("data_id"),
+        *_LINEAGE,
+        *_METRICS,
+        optional("resume_epochs"),
+        optional("checkpoint_every"),
+    )
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        check.instance(owner, "scheduler", self.scheduler, NNSchedulerParams)
+        check.instance(owner, "optim", self.optim, (NNOptimParams, NNOptimFactoryParams))
+        _check_training(self)
+        put(
+            self,
+            resume_epochs=check.choice(owner, "resume_epochs", self.resume_epochs, RESUME_EPOCHS),
+        )
+        if self.resume_from_run_id and (self.resume_mode, self.resume_epochs) == (
+            "weights_only",
+            "planned",
+        ):
+            check.refuse(
+                owner,
+                "resume_epochs",
+                self.resume_epochs,
+                "'additional' with resume_mode='weights_only', which restores no plan",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NNTrainerParams(_Training):
+    """A training with several named optimizers, each over its own parameters.
+
+    ``schedulers`` may name any of ``optims``; the others get the default
+    plateau schedule. ``auto_step_schedulers=False`` leaves the stepping of all
+    schedules to the step function.
+    """
+
+    n_epochs: int
+    optims: Mapping[str, AnyOptimParams]
+    schedulers: Mapping[str, NNSchedulerParams] = field(default_factory=FrozenDict)
+    seed: int | None = None
+    data_id: str | None = None
+    save_phase_checkpoints: bool = True
+    auto_step_schedulers: bool = True
+    overwrite_existing: bool = False
+    train_loader: Iterable[Any] | None = None
+    val_loader: Iterable[Any] | None = None
+    extra_metrics: Mapping[str, Callable[..., Any]] | None = None
+    resume_from_run_id: str | None = None
+    resume_from_checkpoint: str | None = "last"
+    parent_run_id: str | None = None
+    resume_mode: str = "auto"
+    metrics: tuple[MetricSpec, ...] = ()
+    monitor: MonitorSpec | None = None
+    checkpoint_every: int | None = None
+
+    _STATE: ClassVar[tuple[StateField, ...]] = (
+        always("n_epochs"),
+        StateField(
+            "optims",
+            always=True,
+            encode=lambda d: {k: d[k].state() for k in sorted(d)},
+            decode=lambda d: {k: optim_params_from_state(s) for k, s in d.items()},
+        ),
+        StateField(
+            "schedulers",
+            encode=lambda d: {k: d[k].state() for k in sorted(d)},
+            decode=lambda d: {k: NNSchedulerParams.from_state(s) for k, s in d.items()},
+        ),
+        optional("seed"),
+        optional("save_phase_checkpoints"),
+        optional("data_id"),
+        optional("auto_step_schedulers"),
+        *_LINEAGE,
+        *_METRICS,
+        optional("checkpoint_every"),
+    )
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        kinds = (NNOptimParams, NNOptimFactoryParams)
+        put(
+            self,
+            optims=_named(owner, "optims", self.optims, kinds),
+            schedulers=_named(owner, "schedulers", self.schedulers, (NNSchedulerParams,)),
+        )
+        if not self.optims:
+            check.refuse(owner, "optims", {}, "at least one named optimizer")
+        strangers = [name for name in self.schedulers if name not in self.optims]
+        if strangers:
+            raise ValueError(
+                f"{owner}.schedulers names {', '.join(map(repr, strangers))}, which no optimizer "
+                f"has{check.close(strangers[0], self.optims)} (optims: {', '.join(self.optims)})"
+            )
+        _check_training(self)
+        put(
+            self,
+            auto_step_schedulers=check.flag(
+                owner, "auto_step_schedulers", self.auto_step_schedulers
+            ),
+        )
+
+    @classmethod
+    def builder(cls) -> NNTrainerParamsBuilder:
+        """A builder that names optimizers and their schedules one by one."""
+        from nnx.params.builders import NNTrainerParamsBuilder
+
+        return NNTrainerParamsBuilder()
+
+
+def _named(
+    owner: str, field_name: str, value: Any, kinds: tuple[type, ...]
+) -> FrozenDict[str, Any]:
+    if not isinstance(value, Mapping):
+        check.refuse(owner, field_name, value, "a mapping from names")
+    for name, params in value.items():
+        check.text(owner, f"{field_name} name", name)
+        check.instance(owner, f"{field_name}[{name!r}]", params, kinds)
+    return FrozenDict(value)
+
+
+def _check_training(params: Any) -> None:
+    owner = type(params).__name__
+    put(
+        params,
+        n_epochs=check.count(owner, "n_epochs", params.n_epochs),
+        save_phase_checkpoints=check.flag(
+            owner, "save_phase_checkpoints", params.save_phase_checkpoints
+        ),
+        overwrite_existing=check.flag(owner, "overwrite_existing", params.overwrite_existing),
+        resume_mode=check.choice(owner, "resume_mode", params.resume_mode, RESUME_MODES),
+        metrics=_checked_metrics(owner, params.metrics),
+    )
+    if params.seed is not None:
+        put(params, seed=check.count(owner, "seed", params.seed, at_least=0, at_most=2**32 - 1))
+    if params.checkpoint_every is not None:
+        every = check.count(owner, "checkpoint_every", params.checkpoint_every)
+        put(params, checkpoint_every=every)
+    if params.data_id is not None:
+        put(params, data_id=check.text(owner, "data_id", params.data_id))
+    for name in ("train_loader", "val_loader"):
+        _check_loader(owner, name, getattr(params, name))
+    if params.monitor is not None:
+        check.instance(owner, "monitor", params.monitor, MonitorSpec)
+        params.monitor.check_names(params.metrics, f"{owner}.monitor")
+    if params.extra_metrics is not None:
+        put(params, extra_metrics=_checked_callables(owner, params.extra_metrics))
+    _check_resume(owner, params)
+
+
+def _check_resume(owner: str, params: Any) -> None:
+    for name in ("resume_from_run_id", "parent_run_id"):
+        value = getattr(params, name)
+        if value is not None:
+            put(params, **{name: check.text(owner, name, value)})
+    tag = params.resume_from_checkpoint
+    if isinstance(tag, Checkpoints):
+        put(params, resume_from_checkpoint=tag.value)
+    elif tag is not None:
+        put(params, resume_from_checkpoint=check.text(owner, "resume_from_checkpoint", tag))
+    source, parent = params.resume_from_run_id, params.parent_run_id
+    if source is None:
+        return
+    if parent is not None and parent != source:
+        check.refuse(
+            owner,
+            "parent_run_id",
+            parent,
+            f"left out, or the same as resume_from_run_id ({source!r})",
+        )
+    if tag is None:
+        check.refuse(
+            owner, "resume_from_checkpoint", None, "the name of a checkpoint of the resumed run"
+        )
+
+
+def _check_loader(owner: str, name: str, loader: Any) -> None:
+    if loader is None:
+        return
+    if isinstance(loader, Iterator):
+        raise ValueError(
+            f"{owner}.{name} is a one-shot iterator ({check.show(loader)}): the second epoch "
+            "would find it empty. Pass what can be read again: a DataLoader, a list of batches, "
+            "or an object whose __iter__ starts anew"
+        )
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        check.refuse(owner, name, loader, "an iterable of batches")
+
+
+def _checked_metrics(owner: str, metrics: Any) -> tuple[MetricSpec, ...]:
+    if isinstance(metrics, (MetricSpec, str, Mapping)) or not isinstance(metrics, Iterable):
+        check.refuse(owner, "metrics", metrics, "a sequence of MetricSpec")
+    specs = tuple(metrics)
+    seen: set[str] = set()
+    for index, spec in enumerate(specs):
+        check.instance(owner, f"metrics[{index}]", spec, MetricSpec)
+        if spec.label in seen:
+            check.refuse(
+                owner, f"metrics[{index}]", spec.label, "named apart from the others (name=...)"
+            )
+        seen.add(spec.label)
+    return specs
+
+
+def _checked_callables(owner: str, metrics: Any) -> FrozenDict[str, Any]:
+    if not isinstance(metrics, Mapping):
+        check.refuse(owner, "extra_metrics", metrics, "a mapping from names to callables")
+    for name, function in metrics.items():
+        check.text(owner, "extra_metrics name", name)
+        if not callable(function):
+            check.refuse(owner, f"extra_metrics[{name!r}]", function, "a callable(y_true, y_pred)")
+    return FrozenDict(metrics)

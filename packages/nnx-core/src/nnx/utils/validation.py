@@ -1,0 +1,152 @@
+"""The few checks that every configuration shares.
+
+Each check returns the value to store and raises a ``ValueError`` that names the
+owner (a class or function), the field, the value and the accepted domain. A
+number may be any ``numbers.Real`` / ``numbers.Integral``, NumPy's included, and
+is stored as a plain ``int`` or ``float``; booleans, numeric strings, NaN and
+infinities are never numbers here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import reprlib
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+
+
+def show(value: Any) -> str:
+    """A ``repr`` short enough for an error message."""
+    try:
+        return _SHORT.repr(value)
+    except Exception:  # a broken __repr__ must not hide the refusal itself
+        return f"<{type(value).__name__}>"
+
+
+def refuse(owner: str, field: str, value: Any, domain: str) -> NoReturn:
+    raise ValueError(f"{owner}.{field} must be {domain}, not {show(value)}")
+
+
+def real(
+    owner: str,
+    field: str,
+    value: Any,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> int | float:
+    """A finite real number in the given interval.
+
+    ``int`` and ``float`` are kept as they are, since the two spell different
+    run ids; any other real becomes a plain number.
+    """
+    number = _plain_real(value)
+    if (
+        number is None
+        or (at_least is not None and number < at_least)
+        or (above is not None and number <= above)
+        or (at_most is not None and number > at_most)
+        or (below is not None and number >= below)
+    ):
+        domain = _interval(at_least, above, at_most, below)
+        refuse(owner, field, value, f"a finite real number{domain}")
+    return number
+
+
+def count(
+    owner: str, field: str, value: Any, *, at_least: int = 1, at_most: int | None = None
+) -> int:
+    """An integer (never a boolean, never a float) in the given interval."""
+    number = _plain_integer(value)
+    if number is None or number < at_least or (at_most is not None and number > at_most):
+        refuse(owner, field, value, f"an integer{_interval(at_least, None, at_most, None)}")
+    return number
+
+
+def integer(owner: str, field: str, value: Any) -> int:
+    """Any integer that is not a boolean."""
+    number = _plain_integer(value)
+    if number is None:
+        refuse(owner, field, value, "an integer")
+    return number
+
+
+def flag(owner: str, field: str, value: Any) -> bool:
+    """``True`` or ``False``, nothing that merely behaves like one."""
+    if type(value) is bool:
+        return value
+    if type(value).__module__ == "numpy" and type(value).__name__ in {"bool", "bool_"}:
+        return bool(value)
+    refuse(owner, field, value, "True or False")
+
+
+def text(owner: str, field: str, value: Any) -> str:
+    """A non-empty string."""
+    if not isinstance(value, str) or not value:
+        refuse(owner, field, value, "a non-empty string")
+    return value if type(value) is str else str.__str__(value)
+
+
+def choice(owner: str, field: str, value: Any, options: Iterable[str]) -> str:
+    """One of a few words."""
+    options = tuple(options)
+    if not isinstance(value, str) or value not in options:
+        domain = f"one of {', '.join(options)}"
+        raise ValueError(
+            f"{owner}.{field} must be {domain}, not {show(value)}{close(value, options)}"
+        )
+    return value if type(value) is str else str.__str__(value)
+
+
+def instance(owner: str, field: str, value: Any, types: type | tuple[type, ...]) -> Any:
+    """An instance of one of ``types``."""
+    if not isinstance(value, types):
+        names = types if isinstance(types, tuple) else (types,)
+        refuse(owner, field, value, f"a {' or '.join(t.__name__ for t in names)}")
+    return value
+
+
+def close(word: Any, options: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` or nothing."""
+    if not isinstance(word, str):
+        return ""
+    found = difflib.get_close_matches(word, list(options), n=2)
+    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def _plain_integer(value: Any) -> int | None:
+    if type(value) is int:
+        return value
+    if type(value) is bool or not isinstance(value, numbers.Integral):
+        return None
+    return int(value)
+
+
+def _plain_real(value: Any) -> int | float | None:
+    kind = type(value)
+    if kind is not float and kind is not int:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            return None
+        try:
+            value = int(value) if isinstance(value, numbers.Integral) else float(value)
+        except (OverflowError, ValueError):
+            return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an int beyond the floats
+        return None
+
+
+def _interval(
+    at_least: float | None, above: float | None, at_most: float | None, below: float | None
+) -> str:
+    bounds = [(">=", at_least), (">", above), ("<=", at_most), ("<", below)]
+    parts = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None]
+    return f" {' and '.join(parts)}" if parts else ""
