@@ -44,3 +44,4 @@ from .records import ResumeStatus as ResumeStatus
 from .seeding import dataloader_worker_init_fn as dataloader_worker_init_fn
 from .seeding import env_snapshot as env_snapshot
 from .seeding import set_seed as set_seed
+from .utils.tables import Utils as Utils

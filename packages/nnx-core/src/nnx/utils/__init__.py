@@ -1,1 +1,7 @@
 """Small helpers at the bottom of core: files, locks, JSON-like values, tables."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

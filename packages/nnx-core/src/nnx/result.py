@@ -1,0 +1,142 @@
+"""Errors as values: an opt-in alternative to exceptions.
+
+NNx raises. Code that would rather branch on a value wraps a call at its
+boundary and gets ``Ok(value)`` or ``Err(error)``; ``Result[T, E]`` is their
+union, so ``isinstance(result, Ok)`` and ``match`` narrow it for a type checker.
+Nothing is caught here: an exception in a callback propagates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, NoReturn, TypeVar
+
+T = TypeVar("T")
+U = TypeVar("U")
+E = TypeVar("E")
+F = TypeVar("F")
+
+__all__ = ["BoundaryError", "Err", "Ok", "Result", "UnwrapError"]
+
+
+class UnwrapError(RuntimeError):
+    """``Err.unwrap()``: carries the typed error as ``.error``."""
+
+    def __init__(self, error: Any) -> None:
+        super().__init__(f"unwrapped an Err: {error!r}")
+        self.error = error
+
+
+class _NoTruth:
+    __slots__ = ()
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} has no truth value, since Ok(0) is a success; "
+            "use .is_ok or isinstance(result, Ok)"
+        )
+
+
+def _result(value: Any, method: str) -> Any:
+    if not isinstance(value, (Ok, Err)):
+        raise TypeError(
+            f"the callback of {method}() must return Ok(...) or Err(...), "
+            f"not {type(value).__name__}"
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Ok(_NoTruth, Generic[T]):
+    """A success."""
+
+    value: T
+
+    @property
+    def is_ok(self) -> bool:
+        return True
+
+    @property
+    def is_err(self) -> bool:
+        return False
+
+    def map(self, fn: Callable[[T], U]) -> Ok[U]:
+        """``Ok`` of ``fn(value)``."""
+        return Ok(fn(self.value))
+
+    def map_error(self, fn: Callable[[Any], Any]) -> Ok[T]:
+        """Unchanged: there is no error to map."""
+        return self
+
+    def bind(self, fn: Callable[[T], Result[U, E]]) -> Result[U, E]:
+        """What ``fn(value)`` returns, itself a result."""
+        bound: Result[U, E] = _result(fn(self.value), "bind")
+        return bound
+
+    def recover(self, fn: Callable[[Any], Any]) -> Ok[T]:
+        """Unchanged: there is nothing to recover from."""
+        return self
+
+    def unwrap(self) -> T:
+        """The value."""
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Err(_NoTruth, Generic[E]):
+    """A failure, as a value."""
+
+    error: E
+
+    @property
+    def is_ok(self) -> bool:
+        return False
+
+    @property
+    def is_err(self) -> bool:
+        return True
+
+    def map(self, fn: Callable[[Any], Any]) -> Err[E]:
+        """Unchanged: there is no value to map."""
+        return self
+
+    def map_error(self, fn: Callable[[E], F]) -> Err[F]:
+        """``Err`` of ``fn(error)``."""
+        return Err(fn(self.error))
+
+    def bind(self, fn: Callable[[Any], Any]) -> Err[E]:
+        """Unchanged: the failure passes through."""
+        return self
+
+    def recover(self, fn: Callable[[E], Result[T, F]]) -> Result[T, F]:
+        """What ``fn(error)`` returns, itself a result."""
+        recovered: Result[T, F] = _result(fn(self.error), "recover")
+        return recovered
+
+    def unwrap(self) -> NoReturn:
+        """Raise :class:`UnwrapError`, chained to the error when that is an exception."""
+        error: Any = self.error
+        cause = error.cause if isinstance(error, BoundaryError) else error
+        raise UnwrapError(error) from (cause if isinstance(cause, BaseException) else None)
+
+
+Result = Ok[T] | Err[E]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryError:
+    """What a boundary that returns results says about a failure.
+
+    ``code`` is stable and meant for branching; ``where`` names the boundary;
+    ``context`` is read-only detail; ``cause`` is the converted exception.
+    """
+
+    code: str
+    where: str
+    context: Mapping[str, Any] = field(default_factory=dict)
+    cause: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "context", MappingProxyType(dict(self.context)))
