@@ -77,7 +77,10 @@ def imports(file: Path) -> Iterator[tuple[str, bool, int]]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_distribution_declares_every_library_that_it_imports(package: str) -> None:
     required, optional = declared(package)
-    if package != CORE:
+    if package == CORE:
+        # At a call, core may look for what a sibling brings, and name that sibling.
+        optional |= {name for sibling in PACKAGES for name in declared(sibling)[1]}
+    else:
         required |= declared(CORE)[0]
         optional |= declared(CORE)[1]
     undeclared = []
