@@ -1,0 +1,272 @@
+"""Any ``nn.Module`` as a model: registered factories, borrowed instances, batch layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from nnx.params import ModelSpec, RuntimeModule
+from nnx.plugins.manager import registry
+from nnx.plugins.registry import UnknownIdError
+from nnx.seeding import isolated_rng
+from nnx.utils.topology import module_topology, tensor_shape
+
+__all__ = [
+    "BatchAdapter",
+    "KeywordInputs",
+    "MissingModelFactoryError",
+    "ModelFactory",
+    "ModelSpec",
+    "ModuleInputs",
+    "PositionalInputs",
+    "RuntimeModule",
+    "adapter_for",
+    "build_module",
+    "check_state_topology",
+    "module_topology",
+    "register_model_factory",
+    "registered_model_factories",
+    "resolve_model_factory",
+    "state_topology",
+    "unregister_model_factory",
+]
+
+_KIND = "model factory"
+
+
+class MissingModelFactoryError(ValueError):
+    """A module cannot be rebuilt here: no factory for it is registered."""
+
+
+class ModelFactory(Protocol):
+    """Builds the module of a :class:`ModelSpec` from its read-only config."""
+
+    def __call__(self, config: Mapping[str, Any], /) -> nn.Module: ...
+
+
+def register_model_factory(
+    id: str, version: int, factory: ModelFactory, *, replace: bool = False
+) -> None:
+    """Register ``factory`` for this process under ``(id, version)``.
+
+    ``factory(config)`` returns an ``nn.Module``. Bump ``version`` when what it
+    builds changes. A taken key is refused unless ``replace`` is set.
+    """
+    if not callable(factory):
+        raise TypeError(
+            f"a model factory must be a callable of one config mapping, "
+            f"not {type(factory).__name__}"
+        )
+    owner = getattr(factory, "__qualname__", type(factory).__qualname__)
+    owner = f"{getattr(factory, '__module__', None) or type(factory).__module__}.{owner}"
+    registry(_KIND).register(id, version, factory, owner=owner, replace=replace)
+
+
+def unregister_model_factory(id: str, version: int) -> bool:
+    """Remove a factory; say whether one was registered."""
+    return registry(_KIND).unregister(id, version)
+
+
+def registered_model_factories() -> tuple[tuple[str, int], ...]:
+    """The registered ``(id, version)`` pairs, sorted."""
+    return registry(_KIND).keys()
+
+
+def resolve_model_factory(spec: ModelSpec) -> ModelFactory:
+    """The factory that ``spec`` names.
+
+    Raises :class:`MissingModelFactoryError`, naming the registered versions,
+    when there is none in this process.
+    """
+    try:
+        return registry(_KIND).resolve(spec.id, spec.version)
+    except UnknownIdError as error:
+        raise MissingModelFactoryError(
+            f"{error}. Register it with nnx.register_model_factory("
+            f"{spec.id!r}, {spec.version}, factory) before the model is built"
+        ) from None
+
+
+def build_module(spec: ModelSpec) -> nn.Module:
+    """The module of ``spec``: its factory, called with all random streams seeded.
+
+    The same spec gives the same weights, and the caller's Python, NumPy and
+    torch streams stay where they were.
+    """
+    factory = resolve_model_factory(spec)
+    with isolated_rng(spec.seed):
+        module = factory(spec.config)
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"the model factory {spec.id}@v{spec.version} must return a torch.nn.Module, "
+            f"not {type(module).__name__}"
+        )
+    return module
+
+
+# -- topology ------------------------------------------------------------------------
+
+
+def state_topology(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
+    """Names and shapes of all that ``module`` saves; ``None`` where a lazy layer waits."""
+    return _shapes(module.state_dict())
+
+
+def check_state_topology(
+    module: nn.Module, state: Mapping[str, Any], *, what: str = "the module"
+) -> None:
+    """Compare ``module`` with saved weights by names and shapes; load nothing.
+
+    Raises ``ValueError`` that names what is missing, unexpected or shaped
+    otherwise. An uninitialized lazy tensor fits any shape.
+    """
+    built, saved = state_topology(module), _shapes(state)
+    problems = [f"{name} is not in the checkpoint" for name in built if name not in saved]
+    problems += [f"{name} is only in the checkpoint" for name in saved if name not in built]
+    problems += [
+        f"{name} is {shape} but {saved[name]} in the checkpoint"
+        for name, shape in built.items()
+        if name in saved and None not in (shape, saved[name]) and shape != saved[name]
+    ]
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" * (len(problems) > 5))
+        raise ValueError(f"{what} has another topology than the saved weights: {shown}")
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
+    return {
+        name: tensor_shape(value)
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)  # extra state may be anything
+    }
+
+
+# -- batches -------------------------------------------------------------------------
+
+
+class BatchAdapter:
+    """How a module sees a batch. Subclass it for a layout that is not here.
+
+    Runtime only: an adapter is never stored and never part of a run id.
+    """
+
+    def split(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        """``(args, kwargs, target)`` of one batch: ``module(*args, **kwargs)``.
+
+        ``target`` is ``None`` for a batch that has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement split(batch)")
+
+    def inputs(self, X: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(args, kwargs)`` of inputs given without a target, as to ``predict``."""
+        if isinstance(X, Mapping):
+            return (), dict(X)
+        return (tuple(X), {}) if isinstance(X, (tuple, list)) else ((X,), {})
+
+    def output(self, raw: Any) -> torch.Tensor:
+        """The tensor in what the module returned. The default takes a tensor only."""
+        if isinstance(raw, torch.Tensor):
+            return raw
+        raise ValueError(
+            f"the module returned {type(raw).__name__}, not a tensor; pass a batch_adapter "
+            f"whose output(raw) extracts one, for example raw.logits"
+        )
+
+
+class PositionalInputs(BatchAdapter):
+    """``(x1, ..., xn, y)`` batches: ``module(x1, ..., xn)``; without ``y`` to predict."""
+
+    def __init__(self, n_inputs: int = 1) -> None:
+        if isinstance(n_inputs, bool) or not isinstance(n_inputs, int) or n_inputs < 1:
+            raise ValueError(f"PositionalInputs.n_inputs must be an integer >= 1, not {n_inputs!r}")
+        self.n_inputs = n_inputs
+
+    def split(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        n = self.n_inputs
+        if n == 1 and isinstance(batch, torch.Tensor):
+            return (batch,), {}, None
+        if not isinstance(batch, (tuple, list)) or len(batch) not in (n, n + 1):
+            raise ValueError(
+                f"{self!r} expects a batch of {n} input(s) and a target, got {_layout(batch)}; "
+                f"pass a batch_adapter that fits the loader"
+            )
+        return tuple(batch[:n]), {}, batch[n] if len(batch) > n else None
+
+    def inputs(self, X: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = super().inputs(X)
+        if kwargs or len(args) != self.n_inputs:
+            raise ValueError(f"{self!r} expects {self.n_inputs} input(s), got {_layout(X)}")
+        return args, kwargs
+
+    def __repr__(self) -> str:
+        return f"PositionalInputs({self.n_inputs})"
+
+
+class KeywordInputs(BatchAdapter):
+    """Mapping batches: ``module(**{name: batch[name] for name in inputs})``.
+
+    ``target`` is the entry to learn; a batch without it (or ``target=None``) is
+    one to predict. Other entries of the batch are ignored.
+    """
+
+    def __init__(self, inputs: Sequence[str], target: str | None = "labels") -> None:
+        names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise ValueError(f"KeywordInputs.inputs must name at least one entry, got {inputs!r}")
+        if len(set(names)) != len(names):
+            raise ValueError(f"KeywordInputs.inputs repeats a name: {list(names)}")
+        if target is not None and (not isinstance(target, str) or target in names):
+            raise ValueError(
+                f"KeywordInputs.target must be a string that is not an input, not {target!r}"
+            )
+        self.names = names
+        self.target = target
+
+    def split(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        _, kwargs = self.inputs(batch)
+        return (), kwargs, batch.get(self.target)
+
+    def inputs(self, X: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not isinstance(X, Mapping):
+            raise ValueError(f"{self!r} expects a mapping, got {_layout(X)}")
+        missing = [name for name in self.names if name not in X]
+        if missing:
+            raise ValueError(f"the batch lacks the input(s) {missing}: {_layout(X)}")
+        return (), {name: X[name] for name in self.names}
+
+    def __repr__(self) -> str:
+        return f"KeywordInputs({list(self.names)}, target={self.target!r})"
+
+
+class ModuleInputs(BatchAdapter):
+    """The layout that a module declares itself: ``unpack_batch(batch) -> (X, target)``."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._unpack = module.unpack_batch
+
+    def split(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        X, target = self._unpack(batch)  # type: ignore[operator]
+        return (*self.inputs(X), target)
+
+
+def adapter_for(module: nn.Module, batch_adapter: BatchAdapter | None = None) -> BatchAdapter:
+    """The adapter in force: the given one, the module's own layout, or one input."""
+    if batch_adapter is not None:
+        if not isinstance(batch_adapter, BatchAdapter):
+            raise TypeError(
+                f"batch_adapter must be a nnx.models.BatchAdapter, "
+                f"not {type(batch_adapter).__name__}"
+            )
+        return batch_adapter
+    return ModuleInputs(module) if hasattr(module, "unpack_batch") else PositionalInputs()
+
+
+def _layout(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"a mapping with {sorted(map(str, batch))}"
+    if isinstance(batch, (tuple, list)):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    return type(batch).__name__

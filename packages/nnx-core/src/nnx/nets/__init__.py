@@ -1,0 +1,9 @@
+"""The networks of core: feed-forward and convolutional. They return raw logits."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__, submod_attrs={"feed_fwd": ["FeedFwdNN"], "conv": ["ConvNN"]}
+)
