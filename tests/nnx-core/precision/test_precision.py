@@ -49,7 +49,7 @@ def test_a_policy_refuses_values_outside_its_domain(arguments, message):
 
 
 def test_an_unknown_key_of_a_saved_policy_is_refused():
-    with pytest.raises(ValueError, match="PrecisionPolicy has no key .scale."):
+    with pytest.raises(ValueError, match="PrecisionPolicy has no key 'scale'"):
         PrecisionPolicy.from_state({"mode": "fp16", "scale": 2})
 
 

@@ -148,10 +148,15 @@ def each_state(values: Any) -> list[Any]:
     return [value.state() for value in values]
 
 
+def field_names(cls: type[Any]) -> tuple[str, ...]:
+    """The names of a dataclass's fields."""
+    return tuple(field.name for field in dataclasses.fields(cls))
+
+
 _DEFAULTS: dict[type, dict[str, Any]] = {}
 
 
-def _defaults(cls: type) -> dict[str, Any]:
+def _defaults(cls: type[Any]) -> dict[str, Any]:
     """The default of every field that has one."""
     found = _DEFAULTS.get(cls)
     if found is None:
@@ -164,5 +169,5 @@ def _defaults(cls: type) -> dict[str, Any]:
     return found
 
 
-def _required(cls: type) -> set[str]:
-    return {f.name for f in dataclasses.fields(cls)} - _defaults(cls).keys()
+def _required(cls: type[Any]) -> set[str]:
+    return set(field_names(cls)) - _defaults(cls).keys()

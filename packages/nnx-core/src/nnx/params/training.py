@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nnx.enums import Checkpoints, Optims
-from nnx.params.base import Params, StateField, always, each_state, optional, put
+from nnx.params.base import (
+    Params,
+    StateField,
+    always,
+    each_state,
+    field_names,
+    optional,
+    put,
+)
 from nnx.params.monitor import MonitorSpec
 from nnx.params.optim import (
     AnyOptimParams,
@@ -74,7 +82,7 @@ class _Training(Params):
         return dataclasses.replace(self, val_loader=value)  # type: ignore[type-var]
 
     def _key(self) -> tuple[Any, ...]:
-        names = [f.name for f in dataclasses.fields(self) if f.name not in _RUNTIME]  # type: ignore[arg-type]
+        names = (name for name in field_names(type(self)) if name not in _RUNTIME)
         return tuple(getattr(self, name) for name in names)
 
     def __eq__(self, other: object) -> bool:

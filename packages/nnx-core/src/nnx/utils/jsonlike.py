@@ -56,10 +56,10 @@ class FrozenDict(Mapping[K, V]):
         return self._items[key]
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self._items)  # type: ignore[attr-defined]
+        return iter(self._items)
 
     def __len__(self) -> int:
-        return len(self._items)  # type: ignore[attr-defined]
+        return len(self._items)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError("this mapping belongs to a frozen configuration and cannot change")
@@ -67,16 +67,16 @@ class FrozenDict(Mapping[K, V]):
     __delattr__ = __setattr__  # type: ignore[assignment]
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._items.items()))  # type: ignore[attr-defined]
+        return hash(frozenset(self._items.items()))
 
     def __repr__(self) -> str:
-        return repr(self._items)  # type: ignore[attr-defined]
+        return repr(self._items)
 
     def __copy__(self) -> FrozenDict[K, V]:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (dict(self._items),)  # type: ignore[attr-defined]
+        return type(self), (dict(self._items),)
 
 
 def freeze(value: Any, where: str = "value") -> Any:
