@@ -1,0 +1,44 @@
+"""What importing NNx and asking the command cost, beside the interpreter and torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+
+from measure import Row, interleaved
+
+
+def _process(*arguments: str, cwd: str | None = None) -> None:
+    subprocess.run(
+        [sys.executable, *arguments], check=True, cwd=cwd, stdout=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": "120"},
+    )  # fmt: skip
+
+
+_bare = partial(_process, "-c", "pass")
+
+
+def bench_import() -> Iterator[Row]:
+    ours, bare = interleaved(partial(_process, "-c", "import nnx"), _bare, repeats=11)
+    yield Row(
+        "import nnx", ours * 1e3, bare * 1e3, against="python -c pass",
+        target="<= 250 ms more", met=ours - bare <= 0.25,
+    )  # fmt: skip
+    ours, torch = interleaved(
+        partial(_process, "-c", "import nnx"), partial(_process, "-c", "import torch"), repeats=5
+    )
+    yield Row("import nnx", ours * 1e3, torch * 1e3, against="import torch")
+
+
+def bench_commands() -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as empty:
+        for command in (["--version"], ["plugins"]):
+            ours, bare = interleaved(partial(_process, "-m", "nnx", *command, cwd=empty), _bare)
+            yield Row(
+                f"nnx {' '.join(command)}", ours * 1e3, bare * 1e3, against="python -c pass",
+                target="<= 600 ms", met=ours <= 0.6,
+            )  # fmt: skip
