@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import types
 
 import numpy
 import pytest
 import torch
+from nnx.enums import Nets
 from nnx.models import (
     BatchAdapter,
     KeywordInputs,
@@ -20,6 +22,7 @@ from nnx.models import (
     adapter_for,
     build_module,
     check_state_topology,
+    check_topology,
     module_topology,
     register_model_factory,
     registered_model_factories,
@@ -27,6 +30,8 @@ from nnx.models import (
     state_topology,
     unregister_model_factory,
 )
+from nnx.nets import FeedFwdNN
+from nnx.params import NNModelParams, NNParams
 from torch import nn
 
 
@@ -208,6 +213,69 @@ def test_an_uninitialized_layer_fits_any_saved_shape():
     check_state_topology(lazy, state)
     lazy.load_state_dict(state)
     assert torch.equal(lazy[0].weight, state["0.weight"])
+
+
+def model_of(net, descriptor, transforms=()):
+    return types.SimpleNamespace(
+        net=net,
+        params=NNModelParams(net=descriptor),
+        transforms=transforms,
+        recorded_topology=state_topology(net),
+    )
+
+
+SHAPE = NNParams(input_dim=4, output_dim=2, hidden_dims=[6], dropout_prob=0.0)
+
+
+def builtin():
+    return model_of(FeedFwdNN(SHAPE), Nets.FEED_FWD)
+
+
+def test_an_unchanged_net_passes_the_guard(encoder):
+    check_topology(builtin())
+    check_topology(model_of(build_module(encoder), encoder))
+
+
+def test_an_unrecorded_change_is_refused_with_the_way_out():
+    model = builtin()
+    model.net.layers[0] = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 6))
+    with pytest.raises(
+        ValueError, match=r"layers.0.weight.*TransformRecipe.*NNModel\(module=net, ...\)"
+    ):
+        check_topology(model)
+    model.recorded_topology = state_topology(model.net)  # what a recipe does
+    check_topology(model)
+
+
+def test_surgery_that_keeps_the_params_true_passes():
+    model = builtin()
+    wider = NNParams(input_dim=4, output_dim=2, hidden_dims=[9], dropout_prob=0.0)
+    model.net = FeedFwdNN(wider)
+    state = torch.get_rng_state()
+    check_topology(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    model.net.params = SHAPE
+    with pytest.raises(ValueError, match="without a record"):
+        check_topology(model)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (lambda m: torch.nn.utils.prune.l1_unstructured(m, "weight", 0.5), "prune.remove"),
+        (torch.nn.utils.weight_norm, "remove_weight_norm"),
+        (torch.nn.utils.spectral_norm, "remove_spectral_norm"),
+        (torch.nn.utils.parametrizations.weight_norm, "remove_parametrizations"),
+        (torch.nn.utils.parametrizations.orthogonal, "remove_parametrizations"),
+    ],
+)
+def test_masks_and_parametrizations_are_refused_except_on_a_borrowed_module(wrap, message):
+    model = builtin()
+    wrap(model.net.layers[0])
+    with pytest.raises(ValueError, match=rf"layers.0 .*torch.nn.utils.*{message}"):
+        check_topology(model)
+    check_topology(model_of(model.net, RuntimeModule.of(model.net)))
 
 
 # -- batches -------------------------------------------------------------------------

@@ -11,6 +11,11 @@ from .enums import Losses as Losses
 from .enums import Nets as Nets
 from .enums import Optims as Optims
 from .enums import Schedulers as Schedulers
+from .finetune import LoadPretrainedResult as LoadPretrainedResult
+from .finetune import freeze as freeze
+from .finetune import frozen as frozen
+from .finetune import load_pretrained as load_pretrained
+from .finetune import unfreeze as unfreeze
 from .models import KeywordInputs as KeywordInputs
 from .models import MissingModelFactoryError as MissingModelFactoryError
 from .models import PositionalInputs as PositionalInputs

@@ -7,8 +7,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
-from nnx.params import ModelSpec, RuntimeModule
+from nnx.enums import Nets
+from nnx.params import ModelSpec, NNParams, RuntimeModule
 from nnx.plugins.manager import registry
 from nnx.plugins.registry import UnknownIdError
 from nnx.seeding import isolated_rng
@@ -26,6 +30,7 @@ __all__ = [
     "adapter_for",
     "build_module",
     "check_state_topology",
+    "check_topology",
     "module_topology",
     "register_model_factory",
     "registered_model_factories",
@@ -134,6 +139,64 @@ def check_state_topology(
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" * (len(problems) > 5))
         raise ValueError(f"{what} has another topology than the saved weights: {shown}")
+
+
+def check_topology(model: Any) -> None:
+    """Refuse a model whose weights could not be loaded into what its run rebuilds.
+
+    ``model`` has ``net``, ``params`` (its descriptor), ``transforms`` and
+    ``recorded_topology`` (:func:`state_topology` when its net was built or a
+    recorded transform was applied). A borrowed module is never rebuilt, so it
+    passes. A built-in net whose own ``params`` were kept true by surgery passes.
+    """
+    descriptor = model.params.net
+    if isinstance(descriptor, RuntimeModule):
+        return
+    _refuse_wrapped_weights(model.net)
+    topology = state_topology(model.net)
+    if topology == model.recorded_topology:
+        return
+    params = getattr(model.net, "params", None)
+    if isinstance(descriptor, Nets) and isinstance(params, NNParams) and not model.transforms:
+        with torch.device("meta"):
+            if topology == state_topology(descriptor(params=params)):
+                return
+    changed = [
+        name
+        for name in {**model.recorded_topology, **topology}
+        if topology.get(name, "") != model.recorded_topology.get(name, "")
+    ]
+    raise ValueError(
+        f"the net's topology was changed without a record ({', '.join(changed[:5])}), so a "
+        f"checkpoint of it could not be loaded again. Record the change with a "
+        f"nnx.transforms.TransformRecipe, or train the net as NNModel(module=net, ...)"
+    )
+
+
+def _refuse_wrapped_weights(net: nn.Module) -> None:
+    for name, module in net.named_modules():
+        where = f"{name or 'the net'} ({type(module).__name__})"
+        if parametrize.is_parametrized(module):
+            problem, remove = "a parametrization", "parametrize.remove_parametrizations"
+        else:
+            hooks = module._forward_pre_hooks.values()
+            found = [
+                (what, how) for kind, what, how in _WRAPPERS for h in hooks if isinstance(h, kind)
+            ]
+            if not found:
+                continue
+            problem, remove = found[0]
+        raise ValueError(
+            f"{where} carries {problem}, which a checkpoint cannot rebuild. Remove it with "
+            f"torch.nn.utils.{remove}, or train the net as NNModel(module=net, ...)"
+        )
+
+
+_WRAPPERS = (
+    (prune.BasePruningMethod, "pruning masks", "prune.remove"),
+    (WeightNorm, "weight_norm", "remove_weight_norm"),
+    (SpectralNorm, "spectral_norm", "remove_spectral_norm"),
+)
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
