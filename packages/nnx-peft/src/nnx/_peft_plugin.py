@@ -21,6 +21,13 @@ _NAMES = {
         "save_ia3_weights",
         "save_lora_weights",
     ),
+    "nnx.surgery": (
+        "deepen",
+        "drop_layer",
+        "expand_embedding",
+        "low_rank_factorize",
+        "widen",
+    ),
 }
 
 

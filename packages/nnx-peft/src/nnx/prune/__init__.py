@@ -1,0 +1,13 @@
+"""Setting weights to zero: by magnitude, or in the 2:4 pattern that GPUs speed up."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "magnitude": ["magnitude_prune"],
+        "semi_structured": ["semi_structured_24"],
+    },
+)

@@ -1,0 +1,56 @@
+"""Zeroing the smallest weights of each layer."""
+
+from __future__ import annotations
+
+import fnmatch
+
+from torch import nn
+from torch.nn.utils import prune
+
+
+def magnitude_prune(
+    net: nn.Module, sparsity: float, *, layer_pattern: str = "*", bake: bool = True
+) -> int:
+    """Zero the ``sparsity`` smallest weights of each matching Linear; return how many layers.
+
+    Each ``nn.Linear`` whose dotted name matches ``layer_pattern`` loses the
+    ``round(sparsity * numel)`` entries of least absolute value, in place
+    (``torch.nn.utils.prune.l1_unstructured``).
+
+    With ``bake`` (the default) the weight stays a plain parameter under its own
+    key, and pruning again at the same sparsity changes nothing. ``bake=False``
+    leaves torch's mask on the layer (``weight_orig`` and ``weight_mask``): zeros
+    stay zero while training, and a further call prunes that fraction of what
+    the mask has left. A later ``bake=True`` bakes the mask in.
+
+    Raises ``ValueError``, and changes nothing, for a sparsity outside [0, 1) or
+    a matching layer whose weight is parametrized.
+    """
+    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)):
+        raise ValueError(f"sparsity must be a number in [0, 1), not {sparsity!r}")
+    if not 0.0 <= sparsity < 1.0:
+        raise ValueError(
+            f"sparsity must be in [0, 1), not {sparsity!r}: a layer of zeros computes nothing"
+        )
+    chosen = {
+        module: name
+        for name, module in net.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.Linear) and fnmatch.fnmatchcase(name, layer_pattern)
+    }
+    for layer, name in chosen.items():
+        if "weight" not in layer._parameters and "weight_orig" not in layer._parameters:
+            raise ValueError(
+                f"the weight of {name!r} is parametrized; remove the parametrization before pruning"
+            )
+    for layer in chosen:
+        _prune(layer, float(sparsity), bake)
+    return len(chosen)
+
+
+def _prune(layer: nn.Linear, sparsity: float, bake: bool) -> None:
+    prune.l1_unstructured(layer, "weight", amount=sparsity)
+    if bake:
+        prune.remove(layer, "weight")
+        # torch puts the weight last; optimizers and files go by a Linear's own order.
+        for name in [name for name in layer._parameters if name != "weight"]:
+            layer._parameters[name] = layer._parameters.pop(name)

@@ -1,0 +1,34 @@
+"""2:4 sparsity: two zeros in every four weights, which Ampere and later GPUs skip."""
+
+from __future__ import annotations
+
+import fnmatch
+
+from nnx.plugins.siblings import install_line
+from torch import nn
+
+
+def semi_structured_24(net: nn.Module, *, layer_pattern: str = "*") -> int:
+    """Give each matching Linear a 2:4 semi-structured weight; return how many.
+
+    The weights are replaced in place through ``torchao.sparsity.sparsify_``,
+    which keeps the two largest of every four values: prune to a 2:4 pattern
+    first, or accept that choice. When nothing matches, torchao is not asked.
+
+    Raises ``ImportError`` without torchao. torch's ``RuntimeError`` on hardware
+    or shapes without support is passed on.
+    """
+    try:
+        from torchao.sparsity import semi_sparse_weight, sparsify_
+    except ImportError as error:
+        raise ImportError(
+            f"2:4 sparsity needs torchao: {install_line('nnx-peft', 'quantize')}"
+        ) from error
+
+    def is_target(module: nn.Module, name: str) -> bool:
+        return isinstance(module, nn.Linear) and fnmatch.fnmatchcase(name, layer_pattern)
+
+    count = sum(is_target(module, name) for name, module in net.named_modules())
+    if count:
+        sparsify_(net, semi_sparse_weight(), filter_fn=is_target)
+    return count
