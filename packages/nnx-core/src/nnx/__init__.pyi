@@ -11,10 +11,10 @@ from .enums import Losses as Losses
 from .enums import Nets as Nets
 from .enums import Optims as Optims
 from .enums import Schedulers as Schedulers
-from .finetune import LoadPretrainedResult as LoadPretrainedResult
 from .finetune import freeze as freeze
 from .finetune import frozen as frozen
 from .finetune import load_pretrained as load_pretrained
+from .finetune import LoadPretrainedResult as LoadPretrainedResult
 from .finetune import unfreeze as unfreeze
 from .models import KeywordInputs as KeywordInputs
 from .models import MissingModelFactoryError as MissingModelFactoryError
@@ -24,6 +24,10 @@ from .models import registered_model_factories as registered_model_factories
 from .models import unregister_model_factory as unregister_model_factory
 from .nets import ConvNN as ConvNN
 from .nets import FeedFwdNN as FeedFwdNN
+from .optimizers import build_optimizer as build_optimizer
+from .optimizers import register_optimizer_factory as register_optimizer_factory
+from .optimizers import registered_optimizer_factories as registered_optimizer_factories
+from .optimizers import unregister_optimizer_factory as unregister_optimizer_factory
 from .params.builders import NNOptimParamsBuilder as NNOptimParamsBuilder
 from .params.builders import NNSchedulerParamsBuilder as NNSchedulerParamsBuilder
 from .params.builders import NNTrainerParamsBuilder as NNTrainerParamsBuilder

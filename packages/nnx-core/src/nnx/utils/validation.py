@@ -108,8 +108,9 @@ def choice(owner: str, field: str, value: Any, options: Iterable[str]) -> str:
 def instance(owner: str, field: str, value: Any, types: type | tuple[type, ...]) -> Any:
     """An instance of one of ``types``."""
     if not isinstance(value, types):
-        names = types if isinstance(types, tuple) else (types,)
-        refuse(owner, field, value, f"a {' or '.join(t.__name__ for t in names)}")
+        kinds = types if isinstance(types, tuple) else (types,)
+        names = " or ".join(kind.__name__ for kind in kinds)
+        refuse(owner, field, value, f"{'an' if names[0] in 'AEIOU' else 'a'} {names}")
     return value
 
 
