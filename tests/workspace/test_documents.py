@@ -1,0 +1,72 @@
+"""What the documents show runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(ROOT.glob("packages/*/README.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
+BLOCK = re.compile(r"^```(?:python|py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def program(page: Path) -> str:
+    """The Python blocks of a page as one program whose line numbers are the page's."""
+    text = page.read_text(encoding="utf-8")
+    lines = [""] * text.count("\n")
+    for block in BLOCK.finditer(text):
+        first = text.count("\n", 0, block.start(1))
+        for offset, line in enumerate(block.group(1).splitlines()):
+            lines[first + offset] = line
+    return "\n".join(lines) + "\n"
+
+
+RUNNABLE = [page for page in PAGES if program(page).strip()]
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=[str(p.relative_to(ROOT)) for p in RUNNABLE])
+def test_the_python_of_a_page_runs_in_an_empty_directory(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / "page.py"
+    script.write_text(program(page), encoding="utf-8")
+    work = tmp_path / "work"
+    work.mkdir()
+    result = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:nnx", str(script)],
+        cwd=work, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, capture_output=True,
+        timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, f"{page.relative_to(ROOT)}:\n{result.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_links_between_files_of_the_repository_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    broken = [
+        target
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+        if not re.match(r"[a-z]+:", target)
+        and not (page.parent / target).exists()
+        and not target.startswith(("api/", "../api/"))  # generated pages
+    ]
+    assert broken == []
+
+
+def test_the_documents_name_no_machine_and_no_work_in_progress() -> None:
+    words = re.compile(r"\b(?:TODO|FIXME|XXX)\b|/(?:home|root|work)/")
+    found = [
+        f"{page.relative_to(ROOT)}: {match.group()}"
+        for page in PAGES
+        for match in words.finditer(page.read_text(encoding="utf-8"))
+    ]
+    assert found == []
