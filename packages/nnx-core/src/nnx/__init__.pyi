@@ -47,6 +47,7 @@ from .params.registered import ModelSpec as ModelSpec
 from .params.registered import NNCheckpointTransform as NNCheckpointTransform
 from .params.registered import OptimizerFactorySpec as OptimizerFactorySpec
 from .params.registered import RuntimeModule as RuntimeModule
+from .params.run_config import RunConfig as RunConfig
 from .params.scheduler import NNSchedulerParams as NNSchedulerParams
 from .params.task import TaskSpec as TaskSpec
 from .params.tokenizer import NNTokenizerParams as NNTokenizerParams

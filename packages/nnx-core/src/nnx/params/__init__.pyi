@@ -25,6 +25,7 @@ from .registered import ModelSpec as ModelSpec
 from .registered import NNCheckpointTransform as NNCheckpointTransform
 from .registered import OptimizerFactorySpec as OptimizerFactorySpec
 from .registered import RuntimeModule as RuntimeModule
+from .run_config import RunConfig as RunConfig
 from .scheduler import NNSchedulerParams as NNSchedulerParams
 from .scheduler import SchedulerClockUnit as SchedulerClockUnit
 from .task import TaskSpec as TaskSpec

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
+from nnx.utils.files import atomic_write
 from nnx.utils.jsonlike import FrozenList
 from nnx.utils.validation import close, show
 
 Self = TypeVar("Self", bound="Params")
+Y = TypeVar("Y", bound="YamlFile")
 E = TypeVar("E", bound=Enum)
 
 
@@ -52,7 +55,60 @@ def optional(name: str, **how: Any) -> StateField:
     return StateField(name, **how)
 
 
-class Params:
+class YamlFile:
+    """A configuration that can be written, and read, by hand."""
+
+    __slots__ = ()
+    # The part of a whole run's file that holds this class; "" when it is no part of one.
+    _SECTION: ClassVar[str] = ""
+
+    def state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def from_state(cls: type[Y], state: Mapping[str, Any]) -> Y:
+        raise NotImplementedError
+
+    def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The state as YAML, also written to ``path`` when one is given."""
+        from nnx.utils import yamlio
+
+        text = yamlio.dump(self.state())
+        if path is not None:
+            with atomic_write(path) as stream:
+                stream.write(text)
+        return text
+
+    @classmethod
+    def from_yaml(cls: type[Y], source: str | os.PathLike[str]) -> Y:
+        """Read a file, or YAML text (anything of several lines, or with a ``": "``).
+
+        The file of a whole run is read for this class's part of it. An unknown
+        key is a ``ValueError`` with close matches, and a value keeps the rules
+        of the constructor: numbers are numbers, never strings.
+        """
+        from nnx.utils import yamlio
+
+        if isinstance(source, str) and ("\n" in source or ": " in source):
+            where, text = "YAML text", source
+        else:
+            where = os.fspath(source)
+            with open(source, encoding="utf-8") as stream:
+                text = stream.read()
+        state = yamlio.load(text, where)
+        if cls._SECTION and isinstance(state, Mapping) and {"model", cls._SECTION} <= state.keys():
+            where, state = f"{where}, section {cls._SECTION!r}", state[cls._SECTION]
+        try:
+            return cls._from_file(state)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+
+    @classmethod
+    def _from_file(cls: type[Y], state: Any) -> Y:
+        return cls.from_state(state)
+
+
+class Params(YamlFile):
     """Base of the configuration classes."""
 
     __slots__ = ()
@@ -78,15 +134,13 @@ class Params:
         check_keys(cls.__name__, state, fields)
         missing = [k for k, f in fields.items() if k not in state and f.name in _required(cls)]
         if missing:
-            raise ValueError(f"a {cls.__name__} state lacks {', '.join(map(repr, missing))}")
+            raise ValueError(f"{cls.__name__} lacks {', '.join(map(repr, missing))}")
         values = {}
         for key, value in state.items():
             field = fields[key]
             try:
                 values[field.name] = field.decode(value)
-            except (ValueError, TypeError, KeyError, SyntaxError) as error:
-                if isinstance(error, ValueError) and cls.__name__ in str(error):
-                    raise
+            except (ValueError, TypeError, AttributeError, SyntaxError) as error:
                 raise ValueError(f"{cls.__name__} cannot read {key!r}: {error}") from error
         return cls(**values)
 
@@ -94,7 +148,7 @@ class Params:
 def check_keys(owner: str, state: Any, known: Any) -> None:
     """Refuse a state that is not a mapping of known keys, with close matches."""
     if not isinstance(state, Mapping):
-        raise ValueError(f"a {owner} state must be a mapping, not {show(state)}")
+        raise ValueError(f"{owner} must be a mapping, not {show(state)}")
     for key in state:
         if key not in known:
             raise ValueError(

@@ -53,6 +53,7 @@ class NNModelParams(Params):
     task: TaskSpec | None = None
     precision: PrecisionPolicy | None = None
 
+    _SECTION: ClassVar[str] = "model"
     _STATE: ClassVar[tuple[StateField, ...]] = (
         always("net", encode=_encode_net, decode=_decode_net),
         always("loss", encode=encode_enum, decode=member(Losses)),

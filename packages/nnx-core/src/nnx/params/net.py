@@ -50,6 +50,7 @@ class NNParams(Params):
     output_dim: int
     hidden_dims: list[int] | None = None
 
+    _SECTION: ClassVar[str] = "net"
     _STATE: ClassVar[tuple[StateField, ...]] = (
         always("input_dim"),
         always("output_dim"),
@@ -122,6 +123,10 @@ class NNParams(Params):
         """The dropout probability after hidden layer ``layer_idx`` (from 0)."""
         return self.dropout_prob if self.dropout_probs is None else self.dropout_probs[layer_idx]
 
+    @classmethod
+    def _from_file(cls, state: Any) -> Any:
+        return NNParams.resolve_from_state(state) if cls is NNParams else cls.from_state(state)
+
     @staticmethod
     def resolve_from_state(state: Mapping[str, Any]) -> NNParams:
         """Rebuild the params class that wrote ``state``, told apart by its own keys."""
@@ -133,7 +138,8 @@ class NNParams(Params):
             ("conv_channels", NNConvParams),
             ("num_experts", NNMoEParams),
         )
-        cls = next((owner for key, owner in owners if key in state), NNParams)
+        found = state if isinstance(state, Mapping) else ()
+        cls = next((owner for key, owner in owners if key in found), NNParams)
         return cls.from_state(state)
 
 

@@ -226,5 +226,5 @@ def _read(
     if kind is not None and state.get("kind") != kind:
         check.refuse(owner, "kind", state.get("kind"), repr(kind))
     if keys[0] not in state:
-        raise ValueError(f"a {owner} state lacks {keys[0]!r}")
+        raise ValueError(f"{owner} lacks {keys[0]!r}")
     return {key: state[key] for key in keys if key in state}

@@ -118,7 +118,7 @@ class TaskSpec:
         if state.get("version", 1) != 1:
             check.refuse("TaskSpec", "version", state["version"], "1")
         if "kind" not in state:
-            raise ValueError("a TaskSpec state lacks 'kind'")
+            raise ValueError("TaskSpec lacks 'kind'")
         return TaskSpec(**{key: state[key] for key in _KEYS[1:] if key in state})
 
 

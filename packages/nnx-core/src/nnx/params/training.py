@@ -126,6 +126,7 @@ class NNTrainParams(_Training):
     resume_epochs: str = "additional"
     checkpoint_every: int | None = None
 
+    _SECTION: ClassVar[str] = "train"
     _STATE: ClassVar[tuple[StateField, ...]] = (
         always("n_epochs"),
         StateField("optim", always=True, encode=_state, decode=optim_params_from_state),
@@ -188,6 +189,7 @@ class NNTrainerParams(_Training):
     monitor: MonitorSpec | None = None
     checkpoint_every: int | None = None
 
+    _SECTION: ClassVar[str] = "trainer"
     _STATE: ClassVar[tuple[StateField, ...]] = (
         always("n_epochs"),
         StateField(

@@ -1,0 +1,112 @@
+"""A whole run's configuration in one value and one YAML file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nnx.params.base import YamlFile, check_keys, put
+from nnx.params.identity import run_state
+from nnx.params.model import NNModelParams
+from nnx.params.net import NNParams
+from nnx.params.registered import NNCheckpointTransform
+from nnx.params.training import NNTrainerParams, NNTrainParams
+from nnx.utils import validation as check
+
+_KEYS = ("id", "model", "net", "train", "trainer", "salt", "transforms")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig(YamlFile):
+    """What a ``run.yaml`` says, written by a run or by hand.
+
+    One of ``train`` and ``trainer`` is needed. ``net`` belongs to a built-in
+    network. The file's ``id``, when there is one, is not read: the id follows
+    from the rest.
+    """
+
+    model: NNModelParams
+    net: NNParams | None = None
+    train: NNTrainParams | None = None
+    trainer: NNTrainerParams | None = None
+    salt: str | None = None
+    transforms: tuple[NNCheckpointTransform, ...] = ()
+
+    def __post_init__(self) -> None:
+        owner = "RunConfig"
+        check.instance(owner, "model", self.model, NNModelParams)
+        for name, kind in (
+            ("net", NNParams),
+            ("train", NNTrainParams),
+            ("trainer", NNTrainerParams),
+        ):
+            if getattr(self, name) is not None:
+                check.instance(owner, name, getattr(self, name), kind)
+        if self.train is None and self.trainer is None:
+            check.refuse(owner, "train", None, "an NNTrainParams when there is no trainer")
+        if self.net is None and self.model.builtin:
+            check.refuse(owner, "net", None, f"the NNParams of the built-in net {self.model.net}")
+        if self.salt is not None:
+            put(self, salt=check.text(owner, "salt", self.salt))
+        put(self, transforms=tuple(self.transforms))
+
+    @property
+    def id(self) -> str | None:
+        """The run id; ``None`` when only a ``trainer`` is given, since its run decides the rest."""
+        return self.state().get("id")
+
+    def state(self) -> dict[str, Any]:
+        """The state of the run, as ``run.yaml`` holds it."""
+        if self.train is None:
+            assert self.trainer is not None
+            stand_in = run_state(
+                net=self.net, model=self.model, train=NNTrainParams(n_epochs=1),
+                trainer=self.trainer, salt=self.salt, transforms=self.transforms,
+            )  # fmt: skip
+            return {key: value for key, value in stand_in.items() if key not in ("id", "train")}
+        return run_state(
+            net=self.net, model=self.model, train=self.train, trainer=self.trainer,
+            salt=self.salt, transforms=self.transforms,
+        )  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> RunConfig:
+        """Rebuild from :meth:`state`; an unknown key is refused with close matches."""
+        check_keys("a run", state, _KEYS)
+        if "model" not in state:
+            raise ValueError("a run needs the section 'model'")
+        read: dict[str, Any] = {
+            "model": NNModelParams.from_state,
+            "net": NNParams.resolve_from_state,
+            "train": NNTrainParams.from_state,
+            "trainer": NNTrainerParams.from_state,
+        }
+        values = {key: read[key](state[key]) for key in read if state.get(key) is not None}
+        if state.get("salt") is not None:
+            values["salt"] = state["salt"]
+        transforms = state.get("transforms") or ()
+        return cls(
+            **values, transforms=tuple(NNCheckpointTransform.from_state(s) for s in transforms)
+        )
+
+    def with_data(
+        self,
+        train_loader: Iterable[Any],
+        val_loader: Iterable[Any] | None = None,
+        *,
+        data_id: str | None = None,
+    ) -> RunConfig:
+        """The same configuration on the given data.
+
+        Without ``data_id`` the id stays as it is: the data is not part of it.
+        """
+        changes: dict[str, Any] = {"train_loader": train_loader, "val_loader": val_loader}
+        if data_id is not None:
+            changes["data_id"] = data_id
+        parts = {"train": self.train, "trainer": self.trainer}
+        changed: dict[str, Any] = {
+            k: dataclasses.replace(v, **changes) for k, v in parts.items() if v is not None
+        }
+        return dataclasses.replace(self, **changed)

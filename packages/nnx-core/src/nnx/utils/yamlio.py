@@ -1,0 +1,68 @@
+"""YAML that people write by hand, read without surprises.
+
+PyYAML follows YAML 1.1, where ``1e-3`` is a string and the second of two equal
+keys silently wins. Here ``1e-3`` is a number, a repeated key is refused with
+its line, and a string that looks like such a number is quoted when it is
+written. What :func:`dump` writes, PyYAML's own ``safe_load`` reads equally.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+")
+_FIRST = list("-+0123456789")
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Safe: builds plain data only."""
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Safe: writes plain data only."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        try:
+            repeated = key in seen
+            seen.add(key)
+        except TypeError:
+            repeated = False  # an unhashable key; PyYAML names it below
+        if repeated:
+            line = key_node.start_mark.line + 1
+            raise yaml.constructor.ConstructorError(
+                problem=f"the key {key!r} is given twice (line {line})"
+            )
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(f"^{_NUMBER.pattern}$"), _FIRST
+    )
+
+
+def load(text: str, where: str = "YAML") -> Any:
+    """The plain data in ``text``; ``where`` names the source in errors (``ValueError``)."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{where} is not valid YAML: {error}") from error
+
+
+def dump(data: Any) -> str:
+    """``data`` as block-style YAML, keys in their own order."""
+    return yaml.dump(
+        data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True
+    )
