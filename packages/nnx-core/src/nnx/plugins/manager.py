@@ -12,7 +12,8 @@ from typing import Any
 
 import pluggy
 
-from nnx.plugins import hookspecs, siblings
+from nnx._version import __version__
+from nnx.plugins import core, hookspecs, siblings
 from nnx.plugins.registry import Registry, RegistryConflictError, load_reference
 
 SELECT_VARIABLE = "NNX_PLUGINS"
@@ -222,6 +223,8 @@ def start(core_names: Iterable[str]) -> PluginManager:
         from importlib_metadata import entry_points
 
         _default = PluginManager(core_names=core_names)
+        # Core's own contributions cannot be switched off, so it is not listed as a plugin.
+        _default.register(core, LoadedPlugin("core", "nnx-core", __version__, core.__name__))
         _default.discover(
             entry_points(group=hookspecs.GROUP), select=os.environ.get(SELECT_VARIABLE)
         )

@@ -1,0 +1,12 @@
+from .declared import check_metrics as check_metrics
+from .registry import METRIC_INPUTS as METRIC_INPUTS
+from .registry import MetricAccumulator as MetricAccumulator
+from .registry import MetricDefinition as MetricDefinition
+from .registry import register_metric as register_metric
+from .registry import registered_metrics as registered_metrics
+from .registry import unregister_metric as unregister_metric
+from .tracker import MetricSpec as MetricSpec
+from .tracker import MonitorRecord as MonitorRecord
+from .tracker import MonitorSpec as MonitorSpec
+from .tracker import MonitorTracker as MonitorTracker
+from .tracker import MonitorUnavailableError as MonitorUnavailableError

@@ -1,0 +1,195 @@
+"""A run's declared metrics: what they read, and one pass over the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from nnx.monitors.builtin import F1, BuiltinAccumulator, NegativeLogLikelihood, as_numpy
+from nnx.params.registered import MetricSpec
+from nnx.tasks import losses
+from nnx.tasks.adapters import above_threshold
+from nnx.tasks.counts import wide
+
+SEMANTICS = ("categorical", "bernoulli", "continuous")
+
+_READS = {
+    "categorical": ("labels", "probabilities"),
+    "bernoulli": ("labels", "probabilities"),
+    "continuous": ("continuous",),
+    "decoded": ("labels",),
+}
+_NEEDS = {
+    "labels": "decoded labels need a classification model",
+    "probabilities": (
+        "probabilities need a categorical (cross-entropy or NLL) or multilabel "
+        "(BCE-with-logits) model"
+    ),
+    "continuous": "continuous outputs need a regression loss or task",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Semantics:
+    """What raw outputs mean: a kind of :data:`SEMANTICS`, or "decoded" (classes alone)."""
+
+    kind: str
+    threshold: float = 0.5
+    ignored: int | None = None
+    trusted: bool = False
+
+    @staticmethod
+    def of(model: Any) -> Semantics:
+        """The semantics of a model's task, or of its loss function."""
+        loss_fn, adapter = model.loss_fn, model.task_adapter
+        if adapter is not None:
+            spec = adapter.spec
+            kinds = {"multilabel": "bernoulli", "regression": "continuous"}
+            return Semantics(kinds.get(spec.kind, spec.kind), spec.threshold, trusted=True)
+        if isinstance(loss_fn, losses.CLASS_LOSSES):
+            native = losses.ignored_index(loss_fn)
+            return Semantics("categorical", ignored=native, trusted=native is not None)
+        if isinstance(loss_fn, nn.BCEWithLogitsLoss):
+            return Semantics("bernoulli")
+        return Semantics("continuous" if isinstance(loss_fn, losses.CONTINUOUS) else "decoded")
+
+
+def check_metrics(model: Any, metrics: Iterable[MetricSpec], *, owner: str = "metrics") -> None:
+    """Refuse a metric that is unknown, misconfigured or reads what ``model`` cannot give."""
+    check_inputs(metrics, Semantics.of(model), owner=owner)
+
+
+def check_inputs(metrics: Iterable[MetricSpec], semantics: Semantics, *, owner: str) -> None:
+    """The same for outputs of known semantics. Runs no metric code but its config check."""
+    kind = semantics.kind
+    names: set[str] = set()
+    for index, spec in enumerate(metrics):
+        where = f"{owner}[{index}] ({spec.id}@v{spec.version})"
+        if spec.label in names:
+            raise ValueError(f"{where}: the name {spec.label!r} is taken; pass name=")
+        names.add(spec.label)
+        definition = spec.definition
+        spec.check()
+        if definition.input not in _READS[kind]:
+            raise ValueError(
+                f"{where} reads {definition.input}, which {kind} outputs do not have: "
+                f"{_NEEDS[definition.input]}"
+            )
+        if kind == "bernoulli" and (spec.id, spec.version) == ("f1", 1):
+            average = spec.config.get("average", "macro")
+            if average != "binary":
+                raise ValueError(
+                    f'{where}: multilabel F1 needs config={{"average": "binary"}}, the F1 of the '
+                    f"positive decisions over every output; {average!r} is not available"
+                )
+
+
+class Views:
+    """One batch as metrics read it, each view made when it is first read.
+
+    Of raw outputs: ``target`` and ``valid`` are ``(n,)``; ``logits`` are
+    ``(n, C)`` when categorical, else ``(n,)``.
+    """
+
+    def __init__(
+        self,
+        semantics: Semantics,
+        output: torch.Tensor,
+        target: torch.Tensor,
+        valid: torch.Tensor | None,
+    ) -> None:
+        self._semantics = semantics
+        output = output.detach()
+        if semantics.kind in ("categorical", "decoded"):
+            self.logits = output.movedim(1, -1).reshape(-1, output.shape[1])
+        else:
+            self.logits = output.reshape(-1)
+        self.target = target.reshape(-1)
+        if len(self.target) != len(self.logits):
+            raise ValueError(
+                f"targets of shape {tuple(target.shape)} do not fit {semantics.kind} outputs of "
+                f"shape {tuple(output.shape)}"
+            )
+        self.valid = None if valid is None else valid.reshape(-1)
+        if semantics.ignored is not None:
+            kept = self.target != semantics.ignored
+            self.valid = kept if self.valid is None else self.valid & kept
+            self.target = torch.where(kept, self.target, 0)
+
+    @property
+    def width(self) -> int:
+        return self.logits.shape[1] if self.logits.ndim == 2 else 2
+
+    @cached_property
+    def labels(self) -> torch.Tensor:
+        if self.logits.ndim == 2:
+            return self.logits.argmax(1)
+        return above_threshold(self.logits, self._semantics.threshold).long()
+
+    @cached_property
+    def probabilities(self) -> torch.Tensor:
+        wider = wide(self.logits)
+        return wider.softmax(1) if wider.ndim == 2 else wider.sigmoid()
+
+    @property
+    def continuous(self) -> torch.Tensor:
+        return self.logits
+
+
+class MetricSet:
+    """Fresh accumulators of several declared metrics, updated together."""
+
+    def __init__(self, metrics: Sequence[MetricSpec], semantics: Semantics) -> None:
+        self.metrics = tuple(metrics)
+        self.semantics = semantics
+        self._parts = [(spec, spec.input, spec.accumulator()) for spec in self.metrics]
+
+    def update(
+        self, output: torch.Tensor, target: torch.Tensor, valid: torch.Tensor | None = None
+    ) -> None:
+        """Add a batch of raw outputs; of a task, its prepared targets and mask."""
+        if not self._parts:
+            return
+        views = Views(self.semantics, output, target, valid)
+        for _, reads, accumulator in self._parts:
+            self._feed(accumulator, reads, views)
+
+    def values(self) -> dict[str, float]:
+        """The value of each metric that has one, by name."""
+        found = ((spec.label, part.result()) for spec, _, part in self._parts)
+        return {name: float(value) for name, value in found if value is not None}
+
+    def state(self) -> list[dict[str, Any]]:
+        """The sums of every metric, to continue from."""
+        for spec, _, part in self._parts:
+            if not hasattr(part, "state") or not hasattr(part, "load_state"):
+                raise ValueError(
+                    f"the metric {spec.label!r} cannot be continued in the middle of an epoch: "
+                    "its accumulator has no state() and load_state(state)"
+                )
+        return [part.state() for _, _, part in self._parts]
+
+    def load_state(self, states: list[dict[str, Any]]) -> None:
+        for (_, _, part), state in zip(self._parts, states):
+            part.load_state(state)
+
+    def _feed(self, accumulator: Any, reads: str, views: Views) -> None:
+        if isinstance(accumulator, NegativeLogLikelihood):
+            accumulator.update_logits(views.target, views.logits, views.valid)
+            return
+        prediction = getattr(views, reads)
+        if isinstance(accumulator, F1):
+            accumulator.expect(views.width, trusted=self.semantics.trusted)
+        if isinstance(accumulator, BuiltinAccumulator):
+            accumulator.update(views.target, prediction, views.valid)
+            return
+        target = views.target
+        if views.valid is not None:
+            target, prediction = target[views.valid], prediction[views.valid]
+        if len(target):
+            accumulator.update(as_numpy(target), as_numpy(prediction))

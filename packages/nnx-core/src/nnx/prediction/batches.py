@@ -1,0 +1,188 @@
+"""Reading batches: inputs, targets, rows that count, and the ids of the rows.
+
+Everything works on a *model*: an object with ``net``, ``device``, ``loss_fn``,
+``batch_adapter``, ``task_adapter`` and ``params``. Graph batches join through
+two optional methods, looked up on the batch adapter and then on the net:
+``seed_count(batch)`` (only the first rows count) and ``sample_ids(batch)``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from nnx.models import adapter_for
+from nnx.precision import inference_precision
+
+
+def forward_batch(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Raw outputs and targets of one batch, on the model's device.
+
+    Splits the batch, moves it, runs the net and keeps the seed rows. Gradients,
+    modes and autocast are the caller's. Raises ``ValueError`` for a batch
+    without a target.
+    """
+    args, kwargs, target = adapter_for(model.net, model.batch_adapter).split(batch)
+    if target is None:
+        raise ValueError(
+            "the batch has no target to learn from or to score; give (inputs, target) batches, "
+            "or use predict() for inputs alone"
+        )
+    output = _forward(model, args, kwargs)
+    target = _to(target, model.device)
+    seeds = seed_count(model, batch)
+    return (output, target) if seeds is None else (output[:seeds], target[:seeds])
+
+
+def forward_inputs(model: Any, batch: Any, *, in_memory: bool = False) -> torch.Tensor:
+    """Raw outputs of one batch; targets, if there are any, are not read.
+
+    ``in_memory`` inputs are all of them inputs (a tuple: one per argument). Of
+    a loader, a bare tensor or a 1-tuple is inputs alone.
+    """
+    adapter = adapter_for(model.net, model.batch_adapter)
+    alone = isinstance(batch, (torch.Tensor, np.ndarray))
+    alone |= type(batch) in (tuple, list) and len(batch) == 1
+    if alone or (in_memory and isinstance(batch, (tuple, Mapping))):
+        args, kwargs = adapter.inputs(batch)
+    else:
+        args, kwargs, _ = adapter.split(batch)
+    output = _forward(model, args, kwargs)
+    seeds = seed_count(model, batch)
+    return output if seeds is None else output[:seeds]
+
+
+def _forward(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    args = tuple(_to(value, model.device) for value in args)
+    kwargs = {name: _to(value, model.device) for name, value in kwargs.items()}
+    return adapter_for(model.net, model.batch_adapter).output(model.net(*args, **kwargs))
+
+
+@contextmanager
+def inference_context(model: Any) -> Iterator[None]:
+    """No gradients, and the autocast of the model's explicit precision policy."""
+    precision = inference_precision(model.params, model.device)
+    with torch.no_grad(), precision.autocast():
+        yield
+
+
+def seed_count(model: Any, batch: Any) -> int | None:
+    """How many leading rows of a sampled subgraph are seeds; ``None``: all rows count."""
+    find = _method(model, "seed_count")
+    return None if find is None else find(batch)
+
+
+class SampleIds:
+    """Numbers the rows of a loader's batches.
+
+    A net (or adapter) with ``sample_ids(batch)`` names them itself; seed rows
+    carry their global node index; all other rows their position in the
+    iteration, which means nothing over a shuffling loader: that warns, once.
+    """
+
+    def __init__(self, model: Any, loader: Any) -> None:
+        self._model = model
+        self._shuffles = shuffles(loader)
+        self._position = 0
+
+    def of(self, batch: Any, rows: int) -> np.ndarray:
+        """The ids of a batch whose output has ``rows`` rows."""
+        named = _method(self._model, "sample_ids")
+        if named is not None:
+            return _checked(named(batch), rows)
+        seeds = seed_count(self._model, batch)
+        if seeds is not None and getattr(batch, "n_id", None) is not None:
+            return _checked(batch.n_id[:seeds], rows)
+        if self._shuffles:
+            self._shuffles = False
+            warnings.warn(
+                "sample_ids are iteration positions, but this DataLoader shuffles: they do not "
+                "identify rows of the dataset. Predict over a loader with shuffle=False.",
+                UserWarning,
+                stacklevel=4,
+            )
+        ids = np.arange(self._position, self._position + rows)
+        self._position += rows
+        return ids
+
+
+def shuffles(loader: Any) -> bool:
+    """Whether iterating ``loader`` visits its rows in a random order, as far as it says."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    for sampler in (getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None)):
+        if isinstance(sampler, _RANDOM_SAMPLERS):
+            return True
+        if getattr(sampler, "shuffle", False) is True:  # DistributedSampler and its kind
+            return True
+    return getattr(loader, "shuffle", False) is True
+
+
+_RANDOM_SAMPLERS = (
+    torch.utils.data.RandomSampler,
+    torch.utils.data.SubsetRandomSampler,
+    torch.utils.data.WeightedRandomSampler,
+)
+
+
+def is_loader(X: Any) -> bool:
+    """Whether ``X`` is an iterable of batches rather than one batch of inputs."""
+    if isinstance(X, (torch.Tensor, np.ndarray, tuple, Mapping, str, bytes)):
+        return False
+    return not hasattr(X, "edge_index") and isinstance(X, Iterable)
+
+
+def single_batch(model: Any, X: Any) -> Any:
+    """In-memory inputs as one batch.
+
+    Arrays become tensors; floating arrays take the dtype of the net's
+    parameters. Tensors are used as they are.
+    """
+    if isinstance(X, Mapping):
+        return {name: _tensor(model, value) for name, value in X.items()}
+    if isinstance(X, tuple):
+        return tuple(_tensor(model, value) for value in X)
+    if isinstance(X, (np.ndarray, torch.Tensor)):
+        return _tensor(model, X)
+    return X
+
+
+def _tensor(model: Any, value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    tensor = torch.from_numpy(np.ascontiguousarray(value))
+    if not tensor.is_floating_point():
+        return tensor
+    floating = (p.dtype for p in model.net.parameters() if p.is_floating_point())
+    return tensor.to(next(floating, torch.get_default_dtype()))
+
+
+def _method(model: Any, name: str) -> Any:
+    for owner in (model.batch_adapter, model.net):
+        found = getattr(owner, name, None)
+        if callable(found):
+            return found
+    return None
+
+
+def _checked(ids: Any, rows: int) -> np.ndarray:
+    ids = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+    if ids.shape != (rows,):
+        raise ValueError(f"the batch names {ids.shape} sample ids for {rows} output rows")
+    return ids
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    """Move tensors, also inside tuples, lists and mappings; other objects by their ``to``."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=value.device.type == "cpu" and value.is_pinned())
+    if isinstance(value, Mapping):
+        return {name: _to(item, device) for name, item in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(_to(item, device) for item in value)
+    move = getattr(value, "to", None)
+    return move(device) if callable(move) else value

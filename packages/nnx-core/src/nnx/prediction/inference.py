@@ -1,0 +1,190 @@
+"""Evaluation and eager prediction of a model (see :mod:`nnx.prediction.batches`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nnx.monitors.declared import MetricSet, Semantics, check_metrics
+from nnx.params.registered import MetricSpec
+from nnx.prediction import batches
+from nnx.prediction.result import PredictionResult, PredictResult, prediction_from_logits
+from nnx.prediction.spec import PredictionValidationError, ProbabilitySpec
+from nnx.records import NNEvaluationDataPoint
+from nnx.tasks.accumulator import ScoreAccumulator, task_record
+from nnx.tasks.counts import wide
+from nnx.tasks.decoding import decode_batch
+from nnx.tasks.losses import supervised_terms
+from nnx.utils.modes import eval_mode
+
+ExtraMetrics = Mapping[str, Callable[..., float]]
+
+
+def evaluate(
+    model: Any,
+    loader: Iterable[Any],
+    extra_metrics: ExtraMetrics | None = None,
+    metrics: Sequence[MetricSpec] = (),
+) -> NNEvaluationDataPoint:
+    """The record of a whole loader: loss, scores, ``extra_metrics`` and declared ``metrics``.
+
+    Everything is computed over the full sample, never averaged over batches,
+    from counts and sums: memory does not grow with the loader, unless
+    ``extra_metrics`` (called once on all decoded values) or a metric that
+    stores its scores makes it. Raises ``ValueError`` for an empty loader.
+    """
+    check_metrics(model, metrics)
+    totals = EvaluationTotals(model, metrics, keep_arrays=bool(extra_metrics))
+    with eval_mode(model.net), batches.inference_context(model):
+        for batch in loader:
+            totals.add(*batches.forward_batch(model, batch))
+    if not totals.batches:
+        raise ValueError("the loader yielded no batches: there is nothing to evaluate")
+    return totals.record(extra_metrics)
+
+
+class EvaluationTotals:
+    """Counts, sums and loss terms of an evaluation."""
+
+    def __init__(
+        self, model: Any, metrics: Sequence[MetricSpec] = (), *, keep_arrays: bool = False
+    ) -> None:
+        self.batches = 0
+        self._model = model
+        self._scores = ScoreAccumulator(keep_arrays=keep_arrays)
+        self._metrics = MetricSet(metrics, Semantics.of(model))
+        self._numerator: Any = 0.0  # both stay on the device
+        self._denominator: Any = 0.0
+        self._summed = False
+
+    def add(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        """Add one batch of raw outputs."""
+        loss_fn, adapter = self._model.loss_fn, self._model.task_adapter
+        terms = supervised_terms(loss_fn, adapter, output, target)
+        self._scores.add(decode_batch(loss_fn, adapter, terms.output, terms.target, terms.valid))
+        self._metrics.update(terms.output, terms.target, terms.valid)
+        weight = terms.weight
+        numerator = wide(terms.loss.detach())
+        if weight is not None:  # a fully masked batch has a NaN loss and weighs nothing
+            numerator = torch.where(torch.as_tensor(weight) != 0, numerator * weight, 0)
+        self._summed = weight is None
+        self._numerator = self._numerator + numerator
+        self._denominator = self._denominator + (0 if weight is None else weight)
+        self.batches += 1
+
+    def loss(self) -> float | None:
+        """The loss over everything added; ``None`` when every target was masked."""
+        total, weight = float(self._numerator), float(self._denominator)
+        if self._summed:
+            return total
+        return total / weight if weight else None
+
+    def record(self, extra_metrics: ExtraMetrics | None = None) -> NNEvaluationDataPoint:
+        """The record of everything added."""
+        fields, count = self._scores.values()
+        loss = self.loss()
+        adapter = self._model.task_adapter
+        if adapter is not None:
+            record = task_record(
+                adapter.spec.kind, fields, count, loss, self._scores, extra_metrics
+            )
+            if not count:
+                return record
+        else:
+            extra = self._scores.extra(extra_metrics)
+            record = NNEvaluationDataPoint(**fields, loss=loss, extra=extra)
+        return with_metrics(record, self._metrics.values())
+
+
+def with_metrics(
+    record: NNEvaluationDataPoint, values: Mapping[str, float]
+) -> NNEvaluationDataPoint:
+    """``record`` with declared metrics; one of a task's own name replaces it."""
+    return replace(record, metrics={**record.metrics, **values})
+
+
+def predict(model: Any, X: Any) -> PredictResult:
+    """``(logits, classes)`` of arrays, tensors, tuples, mappings or a loader."""
+    logits = _joined([logits for logits, _ in _some(list(_outputs(model, X)))])
+    return PredictResult(logits, decide(model, logits))
+
+
+def predict_proba(model: Any, X: Any, spec: ProbabilitySpec | None = None) -> PredictionResult:
+    """Logits, probabilities, decisions and sample ids of the same inputs as :func:`predict`."""
+    check_spec(model, spec)
+    parts = _some(list(_outputs(model, X, with_ids=True)))
+    logits = _joined([logits for logits, _ in parts])
+    return build_result(model, logits, _joined([ids for _, ids in parts]), spec)
+
+
+def check_spec(model: Any, spec: ProbabilitySpec | None) -> None:
+    """Refuse a missing or wrong probability declaration before any forward pass."""
+    if spec is not None and not isinstance(spec, ProbabilitySpec):
+        raise PredictionValidationError(
+            f"spec must be a ProbabilitySpec, not {type(spec).__name__}"
+        )
+    if spec is None and model.task_adapter is None:
+        raise PredictionValidationError(
+            "the model declares no task, so say what its outputs mean: "
+            'ProbabilitySpec("categorical") or ProbabilitySpec("bernoulli")'
+        )
+
+
+def build_result(
+    model: Any, logits: np.ndarray, sample_ids: np.ndarray, spec: ProbabilitySpec | None
+) -> PredictionResult:
+    """The result of raw outputs, by ``spec`` or by the model's task."""
+    if spec is not None:
+        return prediction_from_logits(logits, spec, sample_ids=sample_ids)
+    return model.task_adapter.prediction(logits, sample_ids)  # type: ignore[no-any-return]
+
+
+def decide(model: Any, logits: np.ndarray) -> np.ndarray:
+    """``predict``'s classes: the task's decisions, else by the loss (0/1 or argmax of axis 1)."""
+    adapter = model.task_adapter
+    if adapter is not None:
+        adapter.check_logits(logits)
+        return adapter.decode_array(logits)  # type: ignore[no-any-return]
+    if isinstance(model.loss_fn, nn.BCEWithLogitsLoss):
+        return (logits >= 0).astype(np.int64)
+    if logits.ndim < 2:
+        raise ValueError(
+            f"outputs of shape {logits.shape} have no class axis; declare the model's task "
+            "(NNModelParams(task=TaskSpec...)) to say how they are decoded"
+        )
+    return logits.argmax(axis=1)
+
+
+def to_array(output: torch.Tensor) -> np.ndarray:
+    """Raw outputs on the host; reduced precision becomes float32."""
+    if output.dtype in (torch.float16, torch.bfloat16):
+        output = output.float()
+    return output.detach().cpu().numpy()
+
+
+def _outputs(
+    model: Any, X: Any, *, with_ids: bool = False
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """(logits, sample ids) of each batch; the net is in eval mode until the last one."""
+    ids = batches.SampleIds(model, X)
+    in_memory = not batches.is_loader(X)
+    source = [batches.single_batch(model, X)] if in_memory else X
+    with eval_mode(model.net), batches.inference_context(model):
+        for batch in source:
+            output = batches.forward_inputs(model, batch, in_memory=in_memory)
+            yield to_array(output), ids.of(batch, len(output)) if with_ids else None
+
+
+def _some(parts: list[Any]) -> list[Any]:
+    if not parts:
+        raise ValueError("the loader yielded no batches: there is nothing to predict")
+    return parts
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -1,0 +1,193 @@
+"""What prediction returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from nnx.prediction.spec import PredictionValidationError, ProbabilitySpec
+
+if TYPE_CHECKING:
+    from nnx.tasks import TaskAdapter
+
+
+class PredictResult(NamedTuple):
+    """``(logits, classes)``: the raw outputs and the decisions made from them."""
+
+    logits: np.ndarray
+    classes: np.ndarray
+
+
+class _NoClassIndicesError(PredictionValidationError, AttributeError):
+    """``hasattr(result, "class_indices")`` is False for a result without them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PredictionResult:
+    """Raw outputs, probabilities and decisions of N samples, with their ids.
+
+    ``logits`` and ``probabilities`` share a shape. ``decoded`` holds class
+    indices (categorical, without the class axis), 0/1 indicators (bernoulli) or
+    the values themselves (regression, whose ``probabilities`` and ``spec`` are
+    ``None``). ``sample_ids`` is ``(N,)``.
+    """
+
+    logits: np.ndarray
+    probabilities: np.ndarray | None
+    decoded: np.ndarray
+    sample_ids: np.ndarray
+    spec: ProbabilitySpec | None
+
+    @property
+    def kind(self) -> str:
+        """ "categorical", "bernoulli" or "regression"."""
+        return "regression" if self.spec is None else self.spec.kind
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The ordered names of the class axis."""
+        return None if self.spec is None else self.spec.labels
+
+    @property
+    def class_axis(self) -> int | None:
+        """The class axis of ``logits``, from the front; ``None`` without one."""
+        if self.spec is None or self.logits.ndim < 2:
+            return None
+        return self.spec.resolve_class_axis(self.logits.ndim)
+
+    @property
+    def class_indices(self) -> np.ndarray:
+        """The decided class of each sample. Only a categorical result has it."""
+        if self.kind != "categorical":
+            raise _NoClassIndicesError(
+                f"a {self.kind} result has no class indices; its decisions are in .decoded"
+            )
+        return self.decoded
+
+    def decoded_labels(self) -> np.ndarray:
+        """The decisions by name.
+
+        Categorical: an array of names, shaped like ``decoded``. Bernoulli: an
+        ``(N, ...)`` object array holding the tuple of names that are on.
+        """
+        if self.spec is None or self.spec.labels is None:
+            raise PredictionValidationError(
+                f"this {self.kind} result has no labels; declare them in the ProbabilitySpec "
+                "or the TaskSpec"
+            )
+        names = np.asarray(self.spec.labels, dtype=object)
+        if self.kind == "categorical":
+            return names[self.decoded]
+        rows = np.moveaxis(self.decoded, self.class_axis or 0, -1)
+        out = np.empty(rows.shape[:-1], dtype=object)
+        for index in np.ndindex(out.shape):
+            out[index] = tuple(names[rows[index] != 0])
+        return out
+
+
+def prediction_from_logits(
+    logits: Any, spec: ProbabilitySpec, *, sample_ids: Any = None
+) -> PredictionResult:
+    """Probabilities and decisions of raw outputs obtained anywhere.
+
+    ``logits`` is an array or tensor ``(N, ...)``; ``sample_ids`` defaults to
+    the row numbers. Ties and rounding never change a categorical decision: it
+    is the argmax of the logits. Raises ``PredictionValidationError`` when the
+    logits do not fit ``spec``.
+    """
+    if not isinstance(spec, ProbabilitySpec):
+        raise PredictionValidationError(
+            f"spec must be a ProbabilitySpec, not {type(spec).__name__}; for example "
+            'ProbabilitySpec("categorical")'
+        )
+    values = _array(logits)
+    ids = _sample_ids(sample_ids, len(values))
+    _check_width(values, spec)
+    if spec.kind == "categorical":
+        axis = spec.resolve_class_axis(values.ndim)
+        probabilities, decoded = softmax(values, axis), values.argmax(axis)
+    else:
+        probabilities, decoded = sigmoid(values), (values >= 0).astype(np.int64)
+    return PredictionResult(
+        logits=values, probabilities=probabilities, decoded=decoded, sample_ids=ids, spec=spec
+    )
+
+
+def task_prediction(
+    adapter: TaskAdapter, logits: np.ndarray, sample_ids: np.ndarray
+) -> PredictionResult:
+    """The same for a declared task, which also decodes (a threshold, raw values)."""
+    adapter.check_logits(logits)
+    spec = adapter.spec.probability_spec()
+    probabilities = None
+    if spec is not None:
+        _check_width(logits, spec)
+        categorical = spec.kind == "categorical"
+        probabilities = softmax(logits, 1) if categorical else sigmoid(logits)
+    return PredictionResult(
+        logits=logits,
+        probabilities=probabilities,
+        decoded=adapter.decode_array(logits),
+        sample_ids=_sample_ids(sample_ids, len(logits)),
+        spec=spec,
+    )
+
+
+def softmax(logits: np.ndarray, axis: int) -> np.ndarray:
+    """Softmax evaluated in double precision, in the dtype of ``logits``."""
+    wide = logits.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        wide -= wide.max(axis=axis, keepdims=True)
+    np.exp(wide, out=wide)
+    wide /= wide.sum(axis=axis, keepdims=True)
+    return wide.astype(logits.dtype, copy=False)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Sigmoid evaluated in double precision without overflow, in the dtype of ``logits``."""
+    wide = logits.astype(np.float64)
+    small = np.exp(-np.abs(wide))
+    wide = np.where(wide >= 0, 1 / (1 + small), small / (1 + small))
+    return wide.astype(logits.dtype, copy=False)
+
+
+def _array(logits: Any) -> np.ndarray:
+    if hasattr(logits, "detach"):
+        logits = logits.detach().cpu()
+        if str(logits.dtype) == "torch.bfloat16":
+            logits = logits.float()
+        logits = logits.numpy()
+    values = np.asarray(logits)
+    if values.dtype.kind not in "fiu" or values.ndim == 0:
+        raise PredictionValidationError(
+            f"logits must be real numbers of shape (N, ...), not {values.dtype} of {values.shape}"
+        )
+    return values if values.dtype.kind == "f" else values.astype(np.float64)
+
+
+def _sample_ids(sample_ids: Any, rows: int) -> np.ndarray:
+    if sample_ids is None:
+        return np.arange(rows)
+    ids = sample_ids.detach().cpu().numpy() if hasattr(sample_ids, "detach") else sample_ids
+    ids = np.asarray(ids)
+    if ids.shape != (rows,):
+        raise PredictionValidationError(
+            f"sample_ids must have one id for each of the {rows} rows, not shape {ids.shape}"
+        )
+    return ids
+
+
+def _check_width(values: np.ndarray, spec: ProbabilitySpec) -> None:
+    if spec.kind == "bernoulli" and values.ndim == 1:
+        width = 1
+    else:
+        width = values.shape[spec.resolve_class_axis(values.ndim)]
+    if width == 0:
+        raise PredictionValidationError("the class axis of the logits is empty")
+    if spec.labels is not None and len(spec.labels) != width:
+        raise PredictionValidationError(
+            f"the spec names {len(spec.labels)} labels but the class axis of logits "
+            f"{values.shape} has {width}"
+        )

@@ -1,0 +1,11 @@
+from .evaluation import check_eval_step as check_eval_step
+from .evaluation import run_eval_step as run_eval_step
+from .evaluation import streaming_eval_step as streaming_eval_step
+from .metrics import MetricMergeError as MetricMergeError
+from .metrics import MetricSnapshot as MetricSnapshot
+from .metrics import StreamingMetrics as StreamingMetrics
+from .prediction import PredictionBatch as PredictionBatch
+from .prediction import PredictionStream as PredictionStream
+from .prediction import StreamClosedError as StreamClosedError
+from .prediction import concatenate_predictions as concatenate_predictions
+from .prediction import iter_predict as iter_predict

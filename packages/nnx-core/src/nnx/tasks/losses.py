@@ -1,0 +1,170 @@
+"""A batch's loss as a numerator over a denominator.
+
+A mean over samples stays one under any batching only when it is kept as the
+sum of the losses and the weight they are divided by. Computing the weight can
+cost a device synchronization, so it is computed when it is read.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from nnx.tasks.adapters import TaskAdapter
+
+ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss)
+CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+CONTINUOUS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+
+_PER_ELEMENT = (*ELEMENTWISE, nn.BCELoss, nn.KLDivLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
+
+
+def is_native(loss_fn: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether ``loss_fn`` computes exactly what one of torch's ``kinds`` does.
+
+    A subclass with its own ``forward`` owns its arithmetic and is not one.
+    """
+    return any(isinstance(loss_fn, k) and type(loss_fn).forward is k.forward for k in kinds)
+
+
+def ignored_index(loss_fn: nn.Module) -> int | None:
+    """The class index that torch's own class losses leave out; ``None`` for other losses."""
+    if not is_native(loss_fn, CLASS_LOSSES):
+        return None
+    index = loss_fn.ignore_index
+    assert isinstance(index, int)
+    return index
+
+
+def native_input(loss_fn: nn.Module, output: torch.Tensor) -> torch.Tensor:
+    """What ``loss_fn`` takes for raw logits: log-probabilities for the native NLL."""
+    if is_native(loss_fn, (nn.NLLLoss,)):
+        return functional.log_softmax(output, dim=1 if output.ndim > 1 else 0)
+    return output
+
+
+class SupervisedTerms:
+    """The supervised loss of one batch.
+
+    ``loss`` is the scalar the loss function returns. ``output``, ``target`` and
+    ``valid`` are what metrics read (``valid`` is ``None`` where nothing is
+    masked by a task). ``weight`` is what ``loss`` was divided by: a float, or a
+    0-d tensor where knowing it would synchronize the device; 0 when every
+    target is masked, ``None`` for a summed loss. ``denominator`` is the same as
+    a float. ``numerator`` is the differentiable sum.
+    """
+
+    __slots__ = ("_numerator", "_weight", "loss", "output", "target", "valid")
+
+    def __init__(
+        self,
+        loss: torch.Tensor,
+        output: torch.Tensor,
+        target: Any,
+        valid: torch.Tensor | None = None,
+        *,
+        numerator: torch.Tensor | None = None,
+        weight: Any = None,
+    ) -> None:
+        self.loss, self.output, self.target, self.valid = loss, output, target, valid
+        self._numerator, self._weight = numerator, weight
+
+    @property
+    def weight(self) -> torch.Tensor | float | None:
+        if callable(self._weight):
+            self._weight = self._weight()
+        return self._weight  # type: ignore[no-any-return]
+
+    @property
+    def denominator(self) -> float | None:
+        if self.weight is not None:
+            self._weight = float(self.weight)
+        return self._weight  # type: ignore[no-any-return]
+
+    @property
+    def numerator(self) -> torch.Tensor:
+        if self._numerator is None:
+            weight = self.denominator
+            if weight is None:
+                self._numerator = self.loss
+            elif weight == 0:  # 0/0 is NaN: a masked batch adds nothing, with a zero gradient
+                self._numerator = torch.where(torch.isfinite(self.output), self.output, 0).sum() * 0
+            else:
+                self._numerator = self.loss * weight
+        return self._numerator
+
+    @property
+    def masked(self) -> bool:
+        """Whether every target is masked: nothing to learn from, no update to take."""
+        if self.denominator is not None:
+            return self.denominator == 0
+        return self.valid is not None and not bool(self.valid.any())
+
+
+def supervised_terms(
+    loss_fn: nn.Module, adapter: TaskAdapter | None, output: torch.Tensor, target: Any
+) -> SupervisedTerms:
+    """Check, mask and score one batch's raw ``output`` against its ``target``.
+
+    With a task, ``adapter`` checks the batch first and raises
+    ``TaskValidationError``. Without one, the loss function's own rules apply.
+    A reduced-precision output is scored in float32.
+    """
+    if output.dtype in (torch.float16, torch.bfloat16):
+        output = output.float()
+    if adapter is None:
+        loss = loss_fn(native_input(loss_fn, output), target)
+        check_scalar(loss, loss_fn)
+        return SupervisedTerms(
+            loss, output, target, weight=lambda: loss_weight(loss_fn, output, target)
+        )
+    output, target, valid = adapter.prepare(output, target)
+    loss, numerator, denominator = adapter.loss_terms(loss_fn, output, target, valid)
+    return SupervisedTerms(loss, output, target, valid, numerator=numerator, weight=denominator)
+
+
+def check_scalar(loss: torch.Tensor, loss_fn: nn.Module) -> None:
+    """Refuse a loss that was not reduced to one number."""
+    if loss.ndim:
+        raise ValueError(
+            f"{type(loss_fn).__name__} returned a loss of shape {tuple(loss.shape)}; "
+            "use reduction='mean' or 'sum'"
+        )
+
+
+def loss_weight(
+    loss_fn: nn.Module, output: torch.Tensor, target: Any
+) -> torch.Tensor | float | None:
+    """The weight a mean-reduced loss divides by; ``None`` for a summed one.
+
+    Valid targets or their class weights for cross-entropy and NLL, elements for
+    torch's element-wise losses, rows for any other loss.
+    """
+    if getattr(loss_fn, "reduction", "mean") == "sum":
+        return None
+    ignored = ignored_index(loss_fn)
+    if ignored is not None and isinstance(target, torch.Tensor):
+        if target.is_floating_point():  # class probabilities: torch divides by the rows
+            return float(output.numel() // output.shape[1 if output.ndim > 1 else 0])
+        valid = target != ignored
+        weight = loss_fn.weight
+        if weight is None:
+            return valid.sum()
+        assert isinstance(weight, torch.Tensor)
+        picked = weight[torch.where(valid, target, 0)]
+        return torch.where(valid, picked, 0).sum()
+    if is_native(loss_fn, _PER_ELEMENT) and getattr(loss_fn, "reduction", None) == "mean":
+        return float(output.numel())
+    return float(len(target) if hasattr(target, "__len__") and len(target) else len(output))
+
+
+def with_reduction(loss_fn: nn.Module, reduction: str) -> nn.Module:
+    """A shallow copy that reduces another way; ``loss_fn`` keeps its own."""
+    other = copy.copy(loss_fn)
+    other.reduction = reduction  # type: ignore[assignment]
+    return other
