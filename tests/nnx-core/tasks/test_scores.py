@@ -27,9 +27,7 @@ def oracle(y_true, y_pred, average):
 
 
 labels = st.integers(1, 60).flatmap(
-    lambda n: st.tuples(
-        *(st.lists(st.integers(0, 7), min_size=n, max_size=n) for _ in range(2))
-    )
+    lambda n: st.tuples(*(st.lists(st.integers(0, 7), min_size=n, max_size=n) for _ in range(2)))
 )
 
 

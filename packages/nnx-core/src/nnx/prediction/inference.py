@@ -141,7 +141,7 @@ def build_result(
     """The result of raw outputs, by ``spec`` or by the model's task."""
     if spec is not None:
         return prediction_from_logits(logits, spec, sample_ids=sample_ids)
-    return model.task_adapter.prediction(logits, sample_ids)  # type: ignore[no-any-return]
+    return model.task_adapter.prediction(logits, sample_ids)
 
 
 def decide(model: Any, logits: np.ndarray) -> np.ndarray:
@@ -149,7 +149,7 @@ def decide(model: Any, logits: np.ndarray) -> np.ndarray:
     adapter = model.task_adapter
     if adapter is not None:
         adapter.check_logits(logits)
-        return adapter.decode_array(logits)  # type: ignore[no-any-return]
+        return adapter.decode_array(logits)
     if isinstance(model.loss_fn, nn.BCEWithLogitsLoss):
         return (logits >= 0).astype(np.int64)
     if logits.ndim < 2:

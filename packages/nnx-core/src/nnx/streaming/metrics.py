@@ -252,7 +252,7 @@ class StreamingMetrics:
 
     def _schema(self, other: StreamingMetrics) -> list[tuple[str, Any, Any]]:
         fields: list[tuple[str, Any, Any]] = [
-            ("metrics", *([m.state() for m in one._metrics] for one in (self, other))),
+            ("metrics", [m.state() for m in self._metrics], [m.state() for m in other._metrics]),
             ("semantics", self.semantics, other.semantics),
             ("labels", self._labels, other._labels),
             ("ignore_index", self.ignore_index, other.ignore_index),
@@ -293,11 +293,15 @@ class _Stored:
         accumulator = self._spec.accumulator()
         for target, prediction in self._chunks:
             accumulator.update(target, prediction)
-        return accumulator.result()  # type: ignore[no-any-return]
+        return accumulator.result()
 
 
 class _Given:
     """A batch whose views the caller supplied, flattened to samples."""
+
+    labels: torch.Tensor
+    probabilities: torch.Tensor
+    continuous: torch.Tensor
 
     def __init__(
         self,
@@ -338,8 +342,9 @@ class _Given:
             else:
                 tensor = tensor.reshape(-1)
             setattr(self, reads, tensor)
-        width = num_outputs or (getattr(self, "probabilities", None) is not None and categorical
-                                and self.probabilities.shape[1])  # fmt: skip
+        width = num_outputs or 0
+        if categorical and table is not None:
+            width = self.probabilities.shape[1]
         if categorical and not soft and width:
             _check_range(semantics, self.target, self.valid, width)
 

@@ -90,17 +90,15 @@ def _decode_by_loss(loss_fn: nn.Module, output: torch.Tensor, target: torch.Tens
     if output.ndim < 2 or target.numel() * output.shape[1] != output.numel():
         raise ValueError(_mismatch(output, target))
     actual = target.reshape(-1)
-    wrong = None
-    if floating:
-        wrong = (actual != actual.round()).any()
-        actual = actual.long()
+    uneven = (actual != actual.round()).any() if floating else None
+    actual = actual.long() if floating else actual
     native = losses.is_native(loss_fn, losses.CLASS_LOSSES)
     return Decoded(
         CLASSES,
         output.argmax(1).reshape(-1),
         actual,
         ignored=losses.ignored_index(loss_fn),
-        wrong=wrong,
+        wrong=uneven,
         width=output.shape[1],
         trusted=native,
     )

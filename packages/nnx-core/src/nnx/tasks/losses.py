@@ -78,13 +78,13 @@ class SupervisedTerms:
     def weight(self) -> torch.Tensor | float | None:
         if callable(self._weight):
             self._weight = self._weight()
-        return self._weight  # type: ignore[no-any-return]
+        return self._weight
 
     @property
     def denominator(self) -> float | None:
         if self.weight is not None:
             self._weight = float(self.weight)
-        return self._weight  # type: ignore[no-any-return]
+        return self._weight
 
     @property
     def numerator(self) -> torch.Tensor:
@@ -152,10 +152,9 @@ def loss_weight(
         if target.is_floating_point():  # class probabilities: torch divides by the rows
             return float(output.numel() // output.shape[1 if output.ndim > 1 else 0])
         valid = target != ignored
-        weight = loss_fn.weight
+        weight: torch.Tensor | None = loss_fn.get_buffer("weight")
         if weight is None:
             return valid.sum()
-        assert isinstance(weight, torch.Tensor)
         picked = weight[torch.where(valid, target, 0)]
         return torch.where(valid, picked, 0).sum()
     if is_native(loss_fn, _PER_ELEMENT) and getattr(loss_fn, "reduction", None) == "mean":
@@ -165,6 +164,6 @@ def loss_weight(
 
 def with_reduction(loss_fn: nn.Module, reduction: str) -> nn.Module:
     """A shallow copy that reduces another way; ``loss_fn`` keeps its own."""
-    other = copy.copy(loss_fn)
-    other.reduction = reduction  # type: ignore[assignment]
+    other: Any = copy.copy(loss_fn)
+    other.reduction = reduction
     return other

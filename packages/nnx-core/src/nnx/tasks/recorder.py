@@ -220,11 +220,12 @@ def _indicator_fields(
     if valid is None:
         valid = np.ones_like(predicted)
     right = predicted == actual
-    counted = valid.any(1)
+    counted: Any = valid.any(1)
+    rows_are_right: Any = (right | ~valid).all(1)
     labels = [predicted & actual & valid, predicted & valid, actual & valid]
     hits, claimed, real = (_sums(values, lengths) for values in labels)
     averages = scores.grouped_indicator_scores(hits, claimed, real).tolist()
-    rows_right = _sums((right | ~valid).all(1) & counted, lengths).tolist()
+    rows_right = _sums(rows_are_right & counted, lengths).tolist()
     rows = _sums(counted, lengths).tolist()
     elements_right = _sums((right & valid).sum(1), lengths).tolist()
     elements = _sums(valid.sum(1), lengths).tolist()

@@ -64,7 +64,7 @@ def classification_scores(y_true: Any, y_pred: Any, average: str = "macro") -> S
         np.bincount(true, minlength=size),
     )
     if average == "binary":
-        counts = tuple(c[labels == 1] for c in counts)  # type: ignore[assignment]
+        counts = tuple(c[labels == 1] for c in counts)
         average = "micro"
     return Scores(float(hits.mean()), *averaged(*counts, average))
 
