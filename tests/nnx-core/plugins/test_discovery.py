@@ -108,12 +108,12 @@ def test_a_plugin_that_exits_at_import_does_not_end_the_process(install: Install
 
 
 def test_nnx_plugins_shows_a_failure_and_exits_with_one(install: Install, run: Run) -> None:
-    install("acme-broken", "raise RuntimeError('no licence found')\n")
+    install("acme-broken", "raise RuntimeError('no [bold]licence[/bold] found')\n")
     result = run("plugins")
     assert result.returncode == 1
     row = next(line for line in result.stdout.splitlines() if "acme-broken" in line)
     assert "failed" in row
-    assert "RuntimeError: no licence found" in row
+    assert "RuntimeError: no [bold]licence[/bold] found" in row
     assert "Traceback" not in result.stderr
 
 

@@ -14,6 +14,7 @@ from nnx.plugins import manager
 # Command -> "module:function". The modules declare typer functions and are
 # imported with the application, so they import no torch, numpy or rich at module level.
 COMMANDS: dict[str, str] = {
+    "doctor": "nnx.cli.doctor:doctor",
     "plugins": "nnx.cli.plugins:plugins",
 }
 

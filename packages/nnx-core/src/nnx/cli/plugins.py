@@ -29,17 +29,14 @@ def plugins(
 
 
 def _table(loaded: list[manager.LoadedPlugin], *, timing: bool) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from nnx.cli.screen import console, table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("plugin", "from", "status"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("contributes", overflow="fold")
-    if timing:
-        table.add_column("ms", justify="right")
-        table.add_column("imported at load", overflow="fold")
+    if not loaded:
+        console().print("no plugin is installed")
+        return
+    columns = ["plugin", "from", "status", "contributes"]
+    columns += ["ms", "imported at load"] if timing else []
+    rows = []
     for plugin in loaded:
         counts = (f"{len(names)} {kind}" for kind, names in plugin.contributes.items())
         row = [
@@ -50,8 +47,5 @@ def _table(loaded: list[manager.LoadedPlugin], *, timing: bool) -> None:
         ]
         if timing:
             row += [f"{plugin.seconds * 1000:.1f}", ", ".join(plugin.heavy_modules) or "-"]
-        table.add_row(*row)
-    console = Console()
-    console.print(table)
-    if not loaded:
-        console.print("no plugin is installed")
+        rows.append(row)
+    table(columns, rows, right=["ms"], fold=["contributes", "imported at load"])
