@@ -96,7 +96,7 @@ class NNEvaluationDataPoint:
         "binary" for the class 1); a class without a defined ratio counts 0.
         Each of ``extra_metrics`` is called once as ``fn(Y, Y_hat)``.
         """
-        scores = _classification_scores(Y, Y_hat, average)
+        scores: dict[str, Any] = _classification_scores(Y, Y_hat, average)
         extra = {name: float(fn(Y, Y_hat)) for name, fn in (extra_metrics or {}).items()}
         return NNEvaluationDataPoint(**scores, extra=extra)
 
@@ -110,7 +110,9 @@ class NNEvaluationDataPoint:
         """
         if not edps:
             raise ValueError("mean_of needs at least one record; got an empty list")
-        scores = {name: _mean([getattr(edp, name) for edp in edps]) for name in _SCORES}
+        scores: dict[str, Any] = {
+            name: _mean([getattr(edp, name) for edp in edps]) for name in _SCORES
+        }
         return NNEvaluationDataPoint(
             **scores,
             extra=_mean_of_maps([edp.extra for edp in edps]),

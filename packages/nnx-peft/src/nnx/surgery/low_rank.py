@@ -12,16 +12,19 @@ class LowRankLinear(nn.Sequential):
     """``nn.Linear(in, rank, bias=False)`` then ``nn.Linear(rank, out)``."""
 
     @property
-    def in_features(self) -> int:
-        first = self[0]
+    def layers(self) -> tuple[nn.Linear, nn.Linear]:
+        first, second = self
         assert isinstance(first, nn.Linear)
-        return first.in_features
+        assert isinstance(second, nn.Linear)
+        return first, second
+
+    @property
+    def in_features(self) -> int:
+        return self.layers[0].in_features
 
     @property
     def out_features(self) -> int:
-        second = self[1]
-        assert isinstance(second, nn.Linear)
-        return second.out_features
+        return self.layers[1].out_features
 
 
 def check_rank(linear: nn.Module, rank: int, method: str) -> None:
@@ -41,13 +44,13 @@ def check_rank(linear: nn.Module, rank: int, method: str) -> None:
 def allocate_factors(linear: nn.Linear, rank: int) -> LowRankLinear:
     """The two layers with flags, modes, dtype and device of ``linear`` and undefined values."""
     weight, bias = linear.weight, linear.bias
-    placement = {"dtype": weight.dtype, "device": weight.device}
     with torch.device("meta"):  # allocate without drawing an initialization
         first = nn.Linear(linear.in_features, rank, bias=False)
         second = nn.Linear(rank, linear.out_features, bias=bias is not None)
     for layer in (first, second):
         layer.weight = nn.Parameter(
-            torch.empty(layer.weight.shape, **placement), requires_grad=weight.requires_grad
+            torch.empty(layer.weight.shape, dtype=weight.dtype, device=weight.device),
+            requires_grad=weight.requires_grad,
         )
     if bias is not None:
         second.bias = nn.Parameter(torch.empty_like(bias), requires_grad=bias.requires_grad)
@@ -69,11 +72,12 @@ def low_rank_factorize(linear: nn.Linear, *, rank: int, method: str = "svd") -> 
     """
     check_rank(linear, rank, method)
     factors = allocate_factors(linear, rank)
+    first, second = factors.layers
     weight = linear.weight
     exact = weight if weight.dtype == torch.float64 else weight.float()
     u, s, vh = torch.linalg.svd(exact, full_matrices=False)
-    factors[0].weight.copy_(s[:rank, None] * vh[:rank])
-    factors[1].weight.copy_(u[:, :rank])
+    first.weight.copy_(s[:rank, None] * vh[:rank])
+    second.weight.copy_(u[:, :rank])
     if linear.bias is not None:
-        factors[1].bias.copy_(linear.bias)
+        second.bias.copy_(linear.bias)
     return factors
