@@ -11,17 +11,23 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def eval_mode(net: nn.Module) -> Iterator[None]:
-    """Put ``net`` into eval mode; restore each submodule's own flag on the way out.
+def restored_modes(net: nn.Module) -> Iterator[None]:
+    """Restore each submodule's own training flag on the way out, also on an error.
 
     The flags are written back directly, not through ``train()``, so a tree with
-    mixed modes stays mixed and no override of ``train`` runs twice. They are
-    restored when the body raises, too.
+    mixed modes stays mixed and no override of ``train`` runs twice.
     """
     flags = [(module, module.training) for module in net.modules()]
     try:
-        net.eval()
         yield
     finally:
         for module, training in flags:
             module.training = training
+
+
+@contextmanager
+def eval_mode(net: nn.Module) -> Iterator[None]:
+    """Put ``net`` into eval mode; restore each submodule's own flag on the way out."""
+    with restored_modes(net):
+        net.eval()
+        yield

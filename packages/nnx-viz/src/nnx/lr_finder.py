@@ -1,0 +1,240 @@
+"""Find a learning rate by a short sweep (Smith 2017, "Cyclical Learning Rates").
+
+``from nnx import lr_finder`` gives the function; the module itself can be
+called too, whichever was imported first.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from nnx.viz._common import PALETTE, require, unwrap
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+
+@dataclass(frozen=True, slots=True)
+class LRFinderResult:
+    """What a sweep saw.
+
+    ``lrs`` and ``losses`` are the learning rates that were tried and the loss
+    at each, fewer than ``num_iter`` when the loss diverged. ``suggested_lr`` is
+    the rate where the smoothed loss falls fastest; ``figure`` draws it all.
+    """
+
+    lrs: list[float]
+    losses: list[float]
+    suggested_lr: float
+    figure: go.Figure
+
+
+def lr_finder(
+    model: nn.Module,
+    train_loader: DataLoader,
+    *,
+    loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    optimizer_cls: type[torch.optim.Optimizer] | None = None,
+    start_lr: float = 1e-7,
+    end_lr: float = 10.0,
+    num_iter: int = 100,
+    diverge_threshold: float = 4.0,
+    device: torch.device | None = None,
+    ema_alpha: float = 0.5,
+) -> LRFinderResult:
+    """Train ``num_iter`` steps while the learning rate grows, and suggest one.
+
+    The rate grows geometrically from ``start_lr`` to ``end_lr``, one step per
+    batch (the loader is repeated when it is shorter). The loss is smoothed by
+    an exponential moving average, ``ema_alpha`` being the weight of the newest
+    value. The sweep stops when the smoothed loss exceeds the lowest one by
+    more than ``(diverge_threshold - 1) * |lowest|``, or is not finite.
+    ``optimizer_cls`` is Adam by default; ``device`` is the model's own.
+
+    Nothing of the sweep stays: weights, buffers, gradients, modes, the
+    loader's generators and all random streams are restored, also on an error.
+
+    Raises ``ValueError`` for arguments out of their domain, an empty loader, a
+    model without trainable parameters, or a loss that is never finite.
+    """
+    require("plotly.graph_objects", "nnx.lr_finder")
+    import torch
+
+    _check(start_lr, end_lr, num_iter, diverge_threshold, ema_alpha)
+    net = unwrap(model)
+    trainable = [p for p in net.parameters() if p.requires_grad]
+    if not trainable:
+        raise ValueError("the model has no trainable parameter; nothing can be swept")
+    rates = [start_lr * (end_lr / start_lr) ** (i / (num_iter - 1)) for i in range(num_iter)]
+    with _untouched(net, train_loader, device) as place:
+        net.train()
+        optimizer = (optimizer_cls or torch.optim.Adam)(trainable, lr=start_lr)
+        losses, smoothed = _sweep(
+            net, train_loader, loss_fn, optimizer, rates, place, diverge_threshold, ema_alpha
+        )
+    lrs = rates[: len(losses)]
+    suggested = lrs[_steepest(lrs, smoothed)]
+    return LRFinderResult(lrs, losses, suggested, _draw(lrs, losses, smoothed, suggested))
+
+
+def _check(start: float, end: float, n: int, threshold: float, alpha: float) -> None:
+    for name, value, good, domain in (
+        ("start_lr", start, start > 0, "a finite number > 0"),
+        ("end_lr", end, end > start, "a finite number > start_lr"),
+        ("diverge_threshold", threshold, threshold > 1, "a finite number > 1"),
+        ("ema_alpha", alpha, 0 < alpha <= 1, "in (0, 1]"),
+    ):
+        if isinstance(value, bool) or not math.isfinite(value) or not good:
+            raise ValueError(f"lr_finder: {name} must be {domain}, not {value!r}")
+    if isinstance(n, bool) or not isinstance(n, int) or n < 3:
+        raise ValueError(f"lr_finder: num_iter must be an integer >= 3, not {n!r}")
+
+
+def _sweep(
+    net: nn.Module,
+    loader: Iterable[Any],
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    rates: list[float],
+    device: torch.device,
+    threshold: float,
+    alpha: float,
+) -> tuple[list[float], list[float]]:
+    from nnx.models import adapter_for
+
+    adapter = adapter_for(net)
+    losses: list[float] = []
+    smoothed: list[float] = []
+    for rate, batch in zip(rates, _forever(loader)):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        args, kwargs, target = adapter.split(batch)
+        optimizer.zero_grad()
+        output = adapter.output(
+            net(*(a.to(device) for a in args), **{k: v.to(device) for k, v in kwargs.items()})
+        )
+        loss = loss_fn(output, target.to(device))
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            break
+        losses.append(value)
+        smoothed.append(value if not smoothed else alpha * value + (1 - alpha) * smoothed[-1])
+        lowest = min(smoothed)
+        if smoothed[-1] > lowest + (threshold - 1) * abs(lowest):
+            break
+        loss.backward()
+        optimizer.step()
+    if not losses:
+        raise ValueError("the loss was not finite at the first learning rate")
+    return losses, smoothed
+
+
+def _forever(loader: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError("the loader yields no batch")
+
+
+def _steepest(lrs: list[float], smoothed: list[float]) -> int:
+    """The index where the smoothed loss falls fastest per decade."""
+    if len(lrs) < 2:
+        return 0
+    logs = [math.log10(r) for r in lrs]
+
+    def slope(i: int) -> float:
+        a, b = max(i - 1, 0), min(i + 1, len(lrs) - 1)
+        return (smoothed[b] - smoothed[a]) / (logs[b] - logs[a])
+
+    return min(range(len(lrs)), key=slope)
+
+
+@contextmanager
+def _untouched(net: nn.Module, loader: Any, device: torch.device | None) -> Iterator[torch.device]:
+    """Yield the device of the sweep; put back all that a sweep changes."""
+    import torch
+    from nnx.seeding import isolated_rng
+    from nnx.utils.modes import restored_modes
+
+    tensors = [*net.parameters(), *net.buffers()]
+    home = tensors[0].device
+    place = torch.device(device) if device is not None else home
+    saved = [t.detach().clone() for t in tensors]
+    gradients = [(p, p.grad) for p in net.parameters()]
+    generators = [(g, g.get_state()) for g in _generators(loader)]
+    try:
+        with isolated_rng(), restored_modes(net):
+            for parameter, _ in gradients:
+                parameter.grad = None
+            if place != home:
+                net.to(place)
+            yield place
+    finally:
+        if place != home:
+            net.to(home)
+        with torch.no_grad():
+            for tensor, value in zip([*net.parameters(), *net.buffers()], saved):
+                tensor.copy_(value)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for generator, state in generators:
+            generator.set_state(state)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The loader's own generators, each once."""
+    import torch
+
+    owners = [loader, *(getattr(loader, n, None) for n in ("sampler", "batch_sampler", "dataset"))]
+    owners.append(getattr(getattr(loader, "batch_sampler", None), "sampler", None))
+    found = {id(g): g for g in (getattr(o, "generator", None) for o in owners)
+             if isinstance(g, torch.Generator)}  # fmt: skip
+    return list(found.values())
+
+
+def _draw(
+    lrs: list[float], losses: list[float], smoothed: list[float], suggested: float
+) -> go.Figure:
+    graph = require("plotly.graph_objects", "nnx.lr_finder")
+    figure = graph.Figure()
+    figure.add_trace(
+        graph.Scatter(x=lrs, y=losses, name="loss", line={"color": PALETTE[5], "width": 1})
+    )
+    figure.add_trace(
+        graph.Scatter(x=lrs, y=smoothed, name="smoothed", line={"color": PALETTE[0], "width": 2})
+    )
+    figure.add_vline(
+        x=suggested,
+        line_dash="dash",
+        line_color=PALETTE[1],
+        annotation_text=f"suggested {suggested:.2e}",
+    )
+    figure.update_layout(
+        title="Learning-rate sweep",
+        template="plotly_white",
+        xaxis={"type": "log", "title": "learning rate", "exponentformat": "power"},
+        yaxis_title="loss",
+    )
+    return figure
+
+
+class _CallableModule(ModuleType):
+    """``nnx.lr_finder`` is a module and, in ``from nnx import lr_finder``, a function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> LRFinderResult:
+        return lr_finder(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

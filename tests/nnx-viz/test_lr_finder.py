@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from nnx import LRFinderResult, lr_finder
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def data(n=64, generator=None):
+    torch.manual_seed(3)
+    x = torch.randn(n, 5)
+    return DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=16, shuffle=True,
+                      generator=generator)  # fmt: skip
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2)
+    )
+
+
+def test_the_sweep_equals_a_hand_written_one():
+    net, loader = network(), data()
+    torch.manual_seed(7)
+    result = lr_finder(net, loader, loss_fn=F.cross_entropy, num_iter=12, start_lr=1e-4, end_lr=1.0)
+
+    torch.manual_seed(7)
+    net.train()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+    rates, losses = [1e-4 * 1e4 ** (i / 11) for i in range(12)], []
+    while len(losses) < 12:
+        for x, y in loader:
+            if len(losses) == 12:
+                break
+            optimizer.param_groups[0]["lr"] = rates[len(losses)]
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            losses.append(loss.item())
+            loss.backward()
+            optimizer.step()
+    assert result.losses == losses[: len(result.losses)]
+    assert result.lrs == pytest.approx(rates[: len(result.lrs)])
+
+
+def test_nothing_of_the_sweep_stays():
+    generator = torch.Generator().manual_seed(5)
+    net, loader = network(), data(generator=generator)
+    net[1].eval()
+    net[0].weight.grad = torch.ones_like(net[0].weight)
+    weights, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
+    ambient, drawn = torch.get_rng_state(), generator.get_state()
+    lr_finder(net, loader, loss_fn=F.cross_entropy, num_iter=20)
+    assert all(torch.equal(v, weights[k]) for k, v in net.state_dict().items())
+    assert [m.training for m in net.modules()] == modes
+    assert torch.equal(net[0].weight.grad, torch.ones_like(net[0].weight))
+    assert net[4].weight.grad is None
+    assert torch.equal(torch.get_rng_state(), ambient)
+    assert torch.equal(generator.get_state(), drawn)
+
+
+def test_nothing_stays_after_an_error():
+    net, loader = network(), data()
+    weights, ambient, calls = copy.deepcopy(net.state_dict()), torch.get_rng_state(), []
+
+    def fails_later(output, target):
+        calls.append(1)
+        if len(calls) == 4:
+            raise RuntimeError("boom")
+        return F.cross_entropy(output, target)
+
+    with pytest.raises(RuntimeError, match="boom"):
+        lr_finder(net, loader, loss_fn=fails_later, start_lr=0.1)
+    assert all(torch.equal(v, weights[k]) for k, v in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), ambient)
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_divergence_stops_early():
+    result = lr_finder(network(), data(), loss_fn=F.cross_entropy, start_lr=1e-3, end_lr=1e6,
+                       num_iter=200, optimizer_cls=torch.optim.SGD)  # fmt: skip
+    assert len(result.lrs) == len(result.losses) < 200
+
+
+def test_the_threshold_is_relative_to_the_lowest_smoothed_loss():
+    values = iter([1.0, 0.5, 0.5, 0.9, 1.6, 3.0, 9.0])
+    net = nn.Linear(1, 1)
+
+    def scripted(output, target):
+        return output.sum() * 0 + next(values)
+
+    loader = [(torch.ones(1, 1), torch.ones(1))]
+    result = lr_finder(
+        net, loader, loss_fn=scripted, num_iter=7, diverge_threshold=2.0, ema_alpha=1.0
+    )
+    # Lowest 0.5: the sweep ends at the first value above 0.5 + 1 * 0.5.
+    assert result.losses == pytest.approx([1.0, 0.5, 0.5, 0.9, 1.6])
+
+
+def test_the_suggestion_is_where_the_loss_falls_fastest():
+    values = [4.0, 3.9, 3.5, 1.0, 0.8, 0.79, 0.78]
+    script = iter(values)
+    result = lr_finder(nn.Linear(1, 1), [(torch.ones(1, 1), torch.ones(1))], num_iter=7, ema_alpha=1.0,
+                       loss_fn=lambda o, t: o.sum() * 0 + next(script), start_lr=1e-3, end_lr=1e3)  # fmt: skip
+    assert result.suggested_lr == pytest.approx(
+        result.lrs[2]
+    ) or result.suggested_lr == pytest.approx(result.lrs[3])
+    slopes = [
+        (values[min(i + 1, 6)] - values[max(i - 1, 0)]) / (min(i + 1, 6) - max(i - 1, 0))
+        for i in range(7)
+    ]
+    assert result.lrs.index(result.suggested_lr) == slopes.index(min(slopes))
+
+
+def test_the_figure_marks_the_suggestion():
+    result = lr_finder(network(), data(), loss_fn=F.cross_entropy, num_iter=10)
+    assert isinstance(result, LRFinderResult)
+    assert [t.name for t in result.figure.data] == ["loss", "smoothed"]
+    assert result.figure.layout.shapes[0].x0 == result.suggested_lr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"start_lr": 0.0}, "start_lr must be"),
+        ({"end_lr": 1e-9}, "end_lr must be"),
+        ({"end_lr": math.inf}, "end_lr must be"),
+        ({"num_iter": 2}, "num_iter must be"),
+        ({"diverge_threshold": 1.0}, "diverge_threshold must be a finite number > 1"),
+        ({"ema_alpha": 0.0}, "ema_alpha must be"),
+    ],
+)
+def test_arguments_are_checked(change, message):
+    with pytest.raises(ValueError, match=message):
+        lr_finder(network(), data(), loss_fn=F.cross_entropy, **change)
+
+
+def test_an_empty_loader_and_a_frozen_model():
+    with pytest.raises(ValueError, match="yields no batch"):
+        lr_finder(network(), [], loss_fn=F.cross_entropy)
+    frozen = network().requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        lr_finder(frozen, data(), loss_fn=F.cross_entropy)
+
+
+def test_the_module_of_the_same_name_is_the_function_too():
+    import nnx.lr_finder as module
+
+    result = module(network(), data(), loss_fn=F.cross_entropy, num_iter=5)
+    assert type(result).__name__ == "LRFinderResult"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from nnx import VisUtils
+from nnx.vis_utils import confusion_matrix, generate_colors, multi_line_plot, scatter_plot
+from sklearn import metrics
+
+
+def labels(seed=0, n=200, classes=4):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, classes, n), rng.integers(0, classes, n)
+
+
+def test_confusion_matrix_equals_scikit_learn():
+    true, predicted = labels()
+    figure = confusion_matrix(true, predicted, class_names=list("abcd"))
+    assert np.array_equal(figure.data[0].z, metrics.confusion_matrix(true, predicted))
+    assert list(figure.data[0].x) == list("abcd")
+
+
+def test_normalised_rows_sum_to_one_and_absent_classes_stay_zero():
+    figure = confusion_matrix([0, 0, 1], [0, 2, 1], class_names=["x", "y", "z"], normalize=True)
+    assert np.allclose(figure.data[0].z, [[0.5, 0, 0.5], [0, 1, 0], [0, 0, 0]])
+
+
+def test_string_labels_and_names_that_occur():
+    figure = confusion_matrix(["cat", "dog"], ["dog", "dog"])
+    assert list(figure.data[0].y) == ["cat", "dog"]
+    assert np.array_equal(figure.data[0].z, [[0, 1], [0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("true", "predicted", "names", "message"),
+    [
+        ([], [], None, "no labels"),
+        ([0, 1], [0], None, "2 labels and Y_pred 1"),
+        ([[0, 1]], [[0, 1]], None, "Y_true must be 1-D"),
+        ([0, 3], [0, 1], ["a", "b"], "names 2 classes, but the labels run from 0 to 3"),
+        (["a", "q"], ["a", "a"], ["a", "b"], "does not name"),
+    ],
+)
+def test_refusals(true, predicted, names, message):
+    with pytest.raises(ValueError, match=message):
+        confusion_matrix(true, predicted, class_names=names)
+
+
+def test_classification_report_equals_scikit_learn():
+    true, predicted = labels(1)
+    table = VisUtils.classification_report(true, predicted, class_names=list("abcd"))
+    expected = metrics.precision_recall_fscore_support(true, predicted, zero_division=0)
+    assert np.allclose(table.loc[list("abcd"), "precision"], expected[0])
+    assert np.allclose(table.loc[list("abcd"), "support"], expected[3])
+    assert table.loc["accuracy", "f1-score"] == pytest.approx(
+        metrics.accuracy_score(true, predicted)
+    )
+
+
+def test_lines():
+    figure = multi_line_plot([1, 2, 3], [[1, 2, 3], [3, 2, 1]], "t", ["up", "down"], "x", "y")
+    assert [t.name for t in figure.data] == ["up", "down"]
+    assert list(figure.data[1].y) == [3, 2, 1]
+    with pytest.raises(ValueError, match="2 values for 3"):
+        multi_line_plot([1, 2, 3], [[1, 2]], "t", ["a"], "x", "y")
+
+
+def test_scatter_groups_by_value():
+    data = {"x": [0.0, 1.0, 2.0], "y": [1.0, 2.0, 3.0], "t": [0, 1, 0]}
+    vm = VisUtils.get_scatter_plot_vm(
+        data, "T", "x", "X", "y", "Y", "t", {0: "zero", 1: "one"}, None, [0, 1]
+    )
+    figure = scatter_plot(vm)
+    assert [t.name for t in figure.data] == ["zero", "one"]
+    assert list(figure.data[0].x) == [0.0, 2.0]
+
+
+def test_colours_are_distinct():
+    for n in (1, 8, 30):
+        assert len(set(generate_colors(n))) == n
