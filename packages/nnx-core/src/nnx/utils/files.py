@@ -1,21 +1,88 @@
-"""A name on disk is either the old file or the new file."""
+"""A name on disk is either the old file or the new file.
+
+Everything here changes the disk through :data:`disk`, one small object, so that
+every way in which a disk can fail is tried by replacing it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import io
 import os
-import tempfile
-from collections.abc import Iterator
+import queue
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 # A filesystem that cannot flush says one of these; anything else is a real failure.
 _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOTTY}
+# A filesystem that cannot link says one of these; copying is the fallback.
+_CANNOT_LINK = _UNSUPPORTED | {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EACCES}
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_FICLONE = 0x40049409  # ioctl: share the blocks of another file (btrfs, XFS, ZFS)
+BLOCK = 1 << 18
+
+StrPath = str | os.PathLike[str]
+
+
+class Disk:
+    """The operations that change a disk."""
+
+    def create(self, path: StrPath) -> int:
+        """A descriptor of a new file; an existing name, or a link, is an error."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
+
+    def open_append(self, path: StrPath) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_FOLLOW, 0o666)
+
+    def write(self, descriptor: int, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view):
+            done += os.write(descriptor, view[done:])
+        return done
+
+    def flush(self, descriptor: int) -> None:
+        flush_to_disk(descriptor)
+
+    def flush_directory(self, path: StrPath) -> None:
+        flush_directory(path)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+
+    def replace(self, source: StrPath, target: StrPath) -> None:
+        os.replace(source, target)
+
+    def link(self, source: StrPath, target: StrPath) -> None:
+        os.link(source, target, follow_symlinks=False)
+
+    def symlink(self, target: StrPath, path: StrPath) -> None:
+        os.symlink(target, path)
+
+    def unlink(self, path: StrPath) -> None:
+        os.unlink(path)
+
+    def mkdir(self, path: StrPath) -> None:
+        os.mkdir(path)
+
+    def rmdir(self, path: StrPath) -> None:
+        os.rmdir(path)
+
+
+disk = Disk()
 
 
 def flush_to_disk(descriptor: int) -> None:
-    """Flush one descriptor to stable storage, as far as the system supports it."""
+    """Flush one descriptor to stable storage, as far as the system supports it.
+
+    On macOS only ``F_FULLFSYNC`` reaches the drive. A filesystem that cannot
+    flush is accepted; a real input/output error is raised.
+    """
     try:
         try:
             import fcntl
@@ -32,7 +99,7 @@ def flush_to_disk(descriptor: int) -> None:
             raise
 
 
-def flush_directory(path: str | os.PathLike[str]) -> None:
+def flush_directory(path: StrPath) -> None:
     """Flush a directory, so that the renames in it survive a power loss."""
     if os.name == "nt":
         return
@@ -43,36 +110,238 @@ def flush_directory(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
+def temporary_name(path: StrPath) -> str:
+    """A fresh name beside ``path``: ``.<name>.<random>``, as leftovers are known by."""
+    folder, name = os.path.split(os.fspath(path))
+    return os.path.join(folder, f".{name}.{secrets.token_hex(6)}")
+
+
+def is_temporary_name(name: str) -> bool:
+    """Whether a file name is one of :func:`temporary_name`."""
+    stem, _, token = name.rpartition(".")
+    return (
+        len(stem) > 1
+        and stem.startswith(".")
+        and len(token) == 12
+        and all(c in "0123456789abcdef" for c in token)
+    )
+
+
+def remove_quietly(path: StrPath) -> None:
+    """Remove a file if that can be done."""
+    with contextlib.suppress(OSError):
+        disk.unlink(path)
+
+
+class _DiskFile(io.RawIOBase):
+    """A raw stream over a descriptor, writing through :data:`disk`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return disk.write(self._descriptor, data)
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return os.lseek(self._descriptor, offset, whence)
+
+    def tell(self) -> int:
+        return os.lseek(self._descriptor, 0, os.SEEK_CUR)
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                super().close()
+            finally:
+                os.close(self._descriptor)
+
+
 @contextlib.contextmanager
 def atomic_write(
-    path: str | os.PathLike[str], mode: str = "w", *, durable: bool = True
+    path: StrPath, mode: str = "w", *, durable: bool = True, strict: bool = False
 ) -> Iterator[IO[Any]]:
     """Open a temporary file beside ``path`` and rename it into place on success.
 
-    On any error the temporary file is removed and the first error is raised;
-    ``path`` then still holds what it held. ``durable`` flushes the file and its
-    directory.
+    A symbolic link at ``path`` is followed. On any error the temporary file is
+    removed and the first error is raised; ``path`` then still holds what it
+    held. ``durable`` flushes the file and its directory; only ``strict`` makes
+    a failed flush an error.
     """
     target = Path(path).resolve()
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    temporary = temporary_name(target)
+    raw = _DiskFile(disk.create(temporary))
     try:
-        kwargs: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-        with os.fdopen(descriptor, mode, **kwargs) as stream:
+        try:
+            stream: Any = io.BufferedWriter(raw, BLOCK)
+            if "b" not in mode:
+                stream = io.TextIOWrapper(stream, encoding="utf-8", newline="")
             yield stream
             stream.flush()
             if durable:
-                flush_to_disk(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
+                _flush(lambda: disk.flush(raw.fileno()), strict)
+            stream.close()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                raw.close()
+        disk.replace(temporary, target)
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        remove_quietly(temporary)
         raise
     if durable:
-        flush_directory(target.parent)
+        _flush(lambda: disk.flush_directory(target.parent), strict)
 
 
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+def _flush(flush: Any, strict: bool) -> None:
+    try:
+        flush()
+    except OSError:
+        if strict:
+            raise
+
+
+def write_new(path: StrPath, data: bytes) -> None:
+    """Write a new file and flush it; no such file is left behind on an error."""
+    descriptor = disk.create(path)
+    try:
+        try:
+            disk.write(descriptor, data)
+            disk.flush(descriptor)
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        remove_quietly(path)
+        raise
+
+
+def share_file(source: StrPath, target: StrPath) -> None:
+    """Make a new name ``target`` for what ``source`` holds, stored once if possible.
+
+    A hard link where the filesystem has them, else a reflink, else a copy.
+    Files shared this way are only ever replaced, never changed in place.
+    """
+    try:
+        disk.link(source, target)
+        return
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+    with open(source, "rb") as stream:
+        descriptor = disk.create(target)
+        try:
+            try:
+                if not _reflink(stream.fileno(), descriptor):
+                    while block := stream.read(1 << 22):
+                        disk.write(descriptor, block)
+                disk.flush(descriptor)
+            finally:
+                os.close(descriptor)
+        except BaseException:
+            remove_quietly(target)
+            raise
+
+
+def _reflink(source: int, target: int) -> bool:
+    try:
+        import fcntl
+
+        fcntl.ioctl(target, _FICLONE, source)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+class HashingFile:
+    """A new file whose SHA-256 is computed while it is written.
+
+    ``alive`` lists memory ranges ``(start, end)`` that stay unchanged until
+    :meth:`finish`. A large block inside one of them is hashed on a helper
+    thread while the writer goes on; every other block is hashed at once.
+    """
+
+    def __init__(self, path: StrPath, alive: Sequence[tuple[int, int]] = ()) -> None:
+        self.path = os.fspath(path)
+        self.size = 0
+        self._alive = alive
+        self._small = bytearray()
+        self._hash = hashlib.sha256()
+        self._queue: queue.SimpleQueue[Any] | None = None
+        self._thread: threading.Thread | None = None
+        self._descriptor = disk.create(path)
+
+    def write(self, data: Any) -> int:
+        size = len(data)
+        if size < BLOCK:
+            self._small += data
+            if len(self._small) >= BLOCK:
+                self._drain()
+        else:
+            self._drain()
+            self._put(data, self._stays(data))
+        return size
+
+    def flush(self) -> None:
+        """Nothing: the file is flushed once, by :meth:`finish`."""
+
+    def finish(self) -> str:
+        """Flush to stable storage and close; the digest in hexadecimal."""
+        self._drain()
+        disk.flush(self._descriptor)
+        self._stop()
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
+        return self._hash.hexdigest()
+
+    def abandon(self) -> None:
+        """Close and remove the file, whatever was written so far."""
+        self._stop()
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+        remove_quietly(self.path)
+
+    def _drain(self) -> None:
+        if self._small:
+            data, self._small = bytes(self._small), bytearray()
+            self._put(data, True)
+
+    def _put(self, data: Any, stays: bool) -> None:
+        large = len(data) >= BLOCK and stays
+        if self._queue is None and large:
+            self._queue = queue.SimpleQueue()
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        if self._queue is None:
+            self._hash.update(data)
+        else:
+            self._queue.put(data if stays else bytes(data))
+        self.size += disk.write(self._descriptor, data)
+
+    def _run(self) -> None:
+        assert self._queue is not None
+        while (data := self._queue.get()) is not None:
+            self._hash.update(data)
+
+    def _stop(self) -> None:
+        if self._queue is not None and self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._queue = self._thread = None
+
+    def _stays(self, data: Any) -> bool:
+        if not self._alive:
+            return False
+        import numpy as np
+
+        start = np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0]
+        end = start + len(data)
+        return any(low <= start and end <= high for low, high in self._alive)

@@ -1,0 +1,126 @@
+"""Only data goes to disk and only data comes back.
+
+A file of the store is a ``torch.save`` of dictionaries, lists, tuples, strings,
+numbers, booleans, ``None`` and tensors, read with ``weights_only=True``. What
+would need code to load is refused in both directions.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from nnx.store.errors import ResumePointError
+from nnx.utils.files import HashingFile
+
+_PLAIN = (str, int, float, bool, type(None), complex)
+
+
+def as_data(value: Any, where: str) -> Any:
+    """``value`` as plain data; what cannot be data raises ``TypeError`` by its path.
+
+    Mappings become dictionaries, named tuples tuples, parameters tensors, and
+    NumPy arrays and scalars tensors and numbers. A tensor keeps its storage.
+    """
+    kind = type(value)
+    if kind in _PLAIN or kind is torch.Tensor:
+        return value
+    if isinstance(value, Mapping):
+        out = {}
+        for key, item in value.items():
+            if type(key) not in (str, int, float, bool, type(None), tuple):
+                raise TypeError(
+                    f"{where} has the key {key!r} of type {type(key).__name__}; "
+                    f"a checkpoint holds only string, number and tuple keys"
+                )
+            out[key] = as_data(item, f"{where}[{key!r}]")
+        return out
+    if kind is list:
+        return [as_data(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return tuple(as_data(item, f"{where}[{i}]") for i, item in enumerate(value))
+    if isinstance(value, torch.nn.Parameter):
+        return value.detach()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.from_numpy(np.ascontiguousarray(_tensor_dtype(value)))
+    if isinstance(value, np.generic):
+        return as_data(value.item(), where)
+    for plain in (str, bool, int, float):
+        if isinstance(value, plain):
+            return plain(value)
+    raise TypeError(
+        f"{where} holds a {kind.__module__}.{kind.__qualname__}, which is not data; "
+        f"a checkpoint holds tensors, numbers, strings, booleans, None, and lists, tuples "
+        f"and dictionaries of them"
+    )
+
+
+def check_data(value: Any, where: str) -> None:
+    """Raise ``TypeError``, naming the path, when ``value`` could not be stored."""
+    as_data(value, where)
+
+
+def save_data(value: Any, path: str) -> tuple[str, int]:
+    """Write data to a new file and flush it; its SHA-256 and its size in bytes."""
+    file = HashingFile(path, alive=_memory(value))
+    try:
+        torch.save(value, file)  # type: ignore[arg-type]
+        return file.finish(), file.size
+    except BaseException:
+        file.abandon()
+        raise
+
+
+def load_data(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
+    """Read a data file; ``ResumePointError`` when it is damaged or is not data."""
+    try:
+        value = torch.load(path, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).split("\n")[0].split(". ")[0]
+        raise ResumePointError(
+            f"{path} is not plain data and is refused: loading it could run code "
+            f"({reason}). A checkpoint of NNx holds only tensors and plain values."
+        ) from None
+    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as e:
+        if _is_device_error(e):
+            raise
+        reason = str(e).split("\n")[0]
+        raise ResumePointError(f"{path} is corrupted: it cannot be read ({reason})") from e
+    try:
+        return as_data(value, os.fspath(path))
+    except TypeError as error:
+        raise ResumePointError(f"{path} is not plain data and is refused: {error}") from None
+
+
+def _is_device_error(error: Exception) -> bool:
+    text = str(error)
+    return "deserialize object on a" in text or "map_location" in text
+
+
+def _tensor_dtype(array: np.ndarray) -> np.ndarray:
+    # torch before 2.3 knows no unsigned integers beyond uint8; the values fit in int64.
+    if array.dtype in (np.uint16, np.uint32):
+        return array.astype(np.int64)
+    return array
+
+
+def _memory(value: Any) -> list[tuple[int, int]]:
+    """The memory of every CPU tensor in ``value``: unchanged while it is saved."""
+    found: dict[int, int] = {}
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if type(item) is dict:
+            stack.extend(item.values())
+        elif type(item) in (list, tuple):
+            stack.extend(item)
+        elif isinstance(item, torch.Tensor) and item.device.type == "cpu":
+            if item.layout is torch.strided and item.numel() * item.element_size() >= 1 << 18:
+                storage = item.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+    return [(start, start + size) for start, size in found.items()]

@@ -1,0 +1,13 @@
+"""What the run store refuses with."""
+
+from __future__ import annotations
+
+from nnx.utils.locks import LockBusyError
+
+
+class ResumePointError(ValueError):
+    """A resume point that is torn, mixed or corrupted, or a file that is not data."""
+
+
+class RunBusyError(LockBusyError):
+    """A run that another process trains or writes now."""

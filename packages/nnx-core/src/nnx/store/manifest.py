@@ -1,0 +1,132 @@
+"""The manifest of a resume point: which files make it, and what they are.
+
+It is small JSON with a digest of its own, so that a damaged one is told from a
+true one, and it is read without torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from nnx.store.errors import ResumePointError
+from nnx.store.paths import LAST, PointFiles
+
+FORMAT = "nnx.resume-point"
+VERSION = 1
+
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    """The bytes of a manifest, its own digest included."""
+    body = {"format": FORMAT, "version": VERSION, **_finite(document)}
+    return json.dumps({**body, "digest": _digest(body)}, indent=1).encode()
+
+
+def decode(data: bytes, path: str) -> dict[str, Any]:
+    """Read a manifest; ``ResumePointError`` when it is damaged or of another version."""
+    try:
+        body = json.loads(data)
+        digest = body.pop("digest")
+        if body["format"] != FORMAT or digest != _digest(body):
+            raise ValueError("its content does not match its digest")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ResumePointError(
+            f"{path} is corrupted: the manifest cannot be read ({error})"
+        ) from error
+    if body["version"] != VERSION:
+        raise ResumePointError(
+            f"{path} is a manifest of version {body['version']!r}; this NNx reads {VERSION}"
+        )
+    return body
+
+
+def read(path: str) -> dict[str, Any] | None:
+    """The manifest at ``path``; ``None`` when there is none."""
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(1 << 24)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return decode(data, path)
+
+
+class Located:
+    """Which files are a tag's point now, a dying writer's leftovers included."""
+
+    __slots__ = ("checkpoint", "manifest", "manifest_path")
+
+    def __init__(self, checkpoint: str, manifest: dict[str, Any] | None, path: str) -> None:
+        self.checkpoint = checkpoint
+        self.manifest = manifest
+        self.manifest_path = path
+
+    @property
+    def exists(self) -> bool:
+        return self.manifest is not None or os.path.lexists(self.checkpoint)
+
+
+def locate(files: PointFiles) -> Located:
+    """Find a tag's checkpoint and manifest.
+
+    A writer stages the checkpoint and its manifest, renames the checkpoint,
+    then the manifest. So a staged manifest whose staged checkpoint is gone
+    belongs to the published checkpoint. And where LAST already holds the staged
+    state of another tag, that epoch is committed and the tag is its staged one.
+    """
+    if os.path.exists(files.staged_manifest):
+        try:
+            staged = read(files.staged_manifest)
+        except ResumePointError:
+            staged = None
+        if staged is not None:
+            if not os.path.exists(files.staged):
+                return Located(files.checkpoint, staged, files.staged_manifest)
+            if follows_last(files, staged):
+                return Located(files.staged, staged, files.staged_manifest)
+    return Located(files.checkpoint, read(files.manifest), files.manifest)
+
+
+def follows_last(files: PointFiles, staged: Mapping[str, Any]) -> bool:
+    """Whether a staged tag belongs to an epoch that LAST has committed."""
+    if files.tag == LAST or not staged.get("epoch_tag"):
+        return False
+    try:
+        last = locate(PointFiles(files.folder, LAST)).manifest
+    except ResumePointError:
+        return False
+    return last is not None and last["checkpoint_id"] == staged["checkpoint_id"]
+
+
+def record_state(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The epoch's record, as :meth:`NNIterationDataPoint.state` gave it."""
+    restored = _restore(manifest["record"])
+    assert isinstance(restored, dict)
+    return restored
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value
+
+
+def _restore(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"$float"}:
+            return float(value["$float"])
+        return {k: _restore(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_restore(v) for v in value]
+    return value

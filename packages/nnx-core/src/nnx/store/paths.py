@@ -1,0 +1,192 @@
+"""Where everything of a run is, and which names are allowed there."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+BEST_POINTER = "best"
+STEP = "step"  # the tag of the point inside an epoch
+LAST = "last"
+MARKER = ".history-committed-by-last"
+
+# Windows refuses these in any name; a run folder should move between systems.
+_FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
+
+
+def runs_root(root: str | os.PathLike[str] | None = None) -> str:
+    """The folder that holds the runs: ``root``, by default ``./runs``."""
+    return "runs" if root is None else os.fspath(root)
+
+
+def check_name(name: object, what: str) -> str:
+    """``name`` if it is one plain path component; ``ValueError`` says why not."""
+    if not isinstance(name, str):
+        raise ValueError(f"{what} must be a string, not {type(name).__name__}")
+    if not name or name.startswith(".") or name != name.strip() or name.endswith("."):
+        raise ValueError(f"{what} {name!r} is not a plain name")
+    if _FORBIDDEN.search(name):
+        raise ValueError(
+            f"{what} {name!r} must be one plain name, without path separators or control characters"
+        )
+    if len(os.fsencode(name)) > 180:
+        raise ValueError(f"{what} {name[:40]!r}... is longer than 180 bytes")
+    return name
+
+
+def check_run_id(run_id: object) -> str:
+    """A run id that may name a directory; ``best`` is the pointer, not a run."""
+    name = check_name(run_id, "the run id")
+    if name == BEST_POINTER:
+        raise ValueError("'best' is the pointer to the best run, not a run id")
+    return name
+
+
+def tag_name(tag: Enum | str) -> str:
+    """The file stem of a checkpoint tag: a ``Checkpoints`` member or a custom stem."""
+    name = tag.value if isinstance(tag, Enum) else tag
+    checked = check_name(name, "the checkpoint tag")
+    if ".pt" in checked:
+        raise ValueError(f"the checkpoint tag {name!r} must not contain '.pt'")
+    return checked
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run under one runs root."""
+
+    root: str
+    id: str
+
+    @classmethod
+    def of(cls, run_id: object, root: str | os.PathLike[str] | None = None) -> RunPaths:
+        """Paths of a run to write or read; the id is checked, nothing is touched."""
+        return cls(runs_root(root), check_run_id(run_id))
+
+    @classmethod
+    def reading(cls, run_id: object, root: str | os.PathLike[str] | None = None) -> RunPaths:
+        """Like :meth:`of`, and ``"best"`` follows the pointer to the best run."""
+        if run_id == BEST_POINTER:
+            from nnx.store.election import best_run_id
+
+            found = best_run_id(root)
+            if found is None:
+                raise FileNotFoundError(
+                    f"there is no best run in {runs_root(root)}: no run has a committed "
+                    f"BEST checkpoint that can be compared"
+                )
+            run_id = found
+        return cls.of(run_id, root)
+
+    @cached_property
+    def dir(self) -> str:
+        return os.path.join(self.root, self.id)
+
+    @cached_property
+    def run_yaml(self) -> str:
+        return os.path.join(self.dir, "run.yaml")
+
+    @cached_property
+    def metadata(self) -> str:
+        return os.path.join(self.dir, "metadata.yaml")
+
+    @cached_property
+    def idps_csv(self) -> str:
+        return os.path.join(self.dir, "idps.csv")
+
+    @cached_property
+    def history(self) -> str:
+        return os.path.join(self.dir, "history")
+
+    @cached_property
+    def marker(self) -> str:
+        return os.path.join(self.dir, MARKER)
+
+    @cached_property
+    def lock(self) -> str:
+        return os.path.join(self.dir, ".run.lock")
+
+    @cached_property
+    def checkpoints(self) -> str:
+        return os.path.join(self.dir, "checkpoints")
+
+    @cached_property
+    def lease(self) -> str:
+        return os.path.join(self.root, ".leases", f"{self.id}.lock")
+
+    @cached_property
+    def admission(self) -> str:
+        return os.path.join(self.root, ".admission.lock")
+
+    @cached_property
+    def best(self) -> str:
+        return os.path.join(self.root, BEST_POINTER)
+
+    @cached_property
+    def best_lock(self) -> str:
+        return os.path.join(self.root, ".best.lock")
+
+    def checkpoint(self, tag: Enum | str) -> str:
+        return os.path.join(self.checkpoints, f"{tag_name(tag)}.pt")
+
+    def exists(self) -> bool:
+        """Whether anything of the run is there, beyond an empty reservation."""
+        return not os.path.islink(self.dir) and any(
+            os.path.exists(path)
+            for path in (self.run_yaml, self.idps_csv, self.history, self.checkpoints)
+        )
+
+
+@dataclass(frozen=True)
+class PointFiles:
+    """The files of one resume point."""
+
+    folder: str
+    tag: str
+
+    @cached_property
+    def name(self) -> str:
+        return f"{self.tag}.pt"
+
+    @cached_property
+    def checkpoint(self) -> str:
+        return os.path.join(self.folder, self.name)
+
+    @cached_property
+    def staged(self) -> str:
+        return f"{self.checkpoint}.staged"
+
+    @cached_property
+    def manifest(self) -> str:
+        return f"{self.checkpoint}.manifest.json"
+
+    @cached_property
+    def staged_manifest(self) -> str:
+        return f"{self.manifest}.staged"
+
+    @cached_property
+    def lock(self) -> str:
+        return f"{self.checkpoint}.lock"
+
+    @cached_property
+    def compat_sidecar(self) -> str:
+        return f"{self.checkpoint}.opt.pt"
+
+    def sidecar(self, generation: str) -> str:
+        return f"{self.checkpoint}.opt.{generation}.pt"
+
+    def sidecars(self) -> list[str]:
+        """The generation-addressed sidecars that are there."""
+        prefix = f"{self.name}.opt."
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        return [
+            os.path.join(self.folder, n)
+            for n in names
+            if n.startswith(prefix) and n.endswith(".pt") and n != f"{self.name}.opt.pt"
+        ]

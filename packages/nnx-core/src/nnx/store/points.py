@@ -1,0 +1,278 @@
+"""Reading resume points: finding, verifying and loading them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from nnx.store import codec, manifest
+from nnx.store.checkpoint import NNCheckpoint
+from nnx.store.errors import ResumePointError, RunBusyError
+from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
+from nnx.utils.locks import LockBusyError, locked
+
+LATEST = "latest"
+_LOCK_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """A verified point of a run: what a resume continues from."""
+
+    run_id: str
+    tag: str
+    checkpoint: NNCheckpoint
+    training_state: dict[str, Any] | None
+    manifest: dict[str, Any] | None
+
+    @property
+    def generation(self) -> int | None:
+        return None if self.manifest is None else int(self.manifest["generation"])
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        return None if self.manifest is None else str(self.manifest["checkpoint_id"])
+
+    @property
+    def completed_epoch(self) -> int:
+        if self.manifest is None:
+            return self.checkpoint.idp.epoch_idx
+        return int(self.manifest["position"]["completed_epoch"])
+
+
+def read_point(
+    run_id: str, tag: Enum | str, root: str | None = None, map_location: Any = "cpu"
+) -> ResumePoint:
+    """Verify and load a point to resume from.
+
+    ``tag`` is a ``Checkpoints`` member, a custom stem (``"custom_e3"``),
+    ``"step"`` (the point inside an epoch) or ``"latest"`` (the newer of step
+    and LAST). ``"best"`` as a run id follows the pointer to the best run.
+    Raises ``FileNotFoundError`` when the run or the tag is not there, and
+    ``ResumePointError`` for a torn, mixed or corrupted point.
+    """
+    paths = RunPaths.reading(run_id, root)
+    name = tag_name(tag)
+    if not os.path.isdir(paths.dir):
+        raise FileNotFoundError(f"there is no run {paths.id!r} in {paths.root}")
+    if name == LATEST:
+        name = STEP if step_is_newer(paths) else LAST
+    elif name == STEP and not step_is_newer(paths):
+        raise FileNotFoundError(
+            f"run {paths.id} has no point inside an epoch that is newer than LAST; "
+            f"resume from 'last' or 'latest'"
+        )
+    files = PointFiles(paths.checkpoints, name)
+    with _reading(files):
+        found = _verify(files)
+        checkpoint, state = _load(files, map_location, with_state=True)
+    if checkpoint is None:
+        there = ", ".join(written_tags(paths)) or "none"
+        raise FileNotFoundError(
+            f"run {paths.id} has no checkpoint {name!r} (written: {there})"
+        )
+    return ResumePoint(
+        run_id=paths.id, tag=name, checkpoint=checkpoint, training_state=state, manifest=found
+    )
+
+
+def load_point(
+    run_id: str, tag: Enum | str, root: str | None, map_location: Any, *, with_state: bool
+) -> tuple[NNCheckpoint | None, dict[str, Any] | None]:
+    """A tag's checkpoint and, if asked for, its training state; nothing is created."""
+    paths = RunPaths.reading(run_id, root)
+    files = PointFiles(paths.checkpoints, tag_name(tag))
+    if not os.path.isdir(paths.checkpoints):
+        return None, None
+    with _reading(files):
+        return _load(files, map_location, with_state=with_state)
+
+
+def read_manifest(
+    run_id: str, tag: Enum | str, root: str | None = None
+) -> dict[str, Any] | None:
+    """The manifest of a tag, or ``None``; reads no checkpoint."""
+    paths = RunPaths.reading(run_id, root)
+    return manifest.locate(PointFiles(paths.checkpoints, tag_name(tag))).manifest
+
+
+def verify_point(
+    run_id: str, tag: Enum | str, root: str | None = None
+) -> dict[str, Any] | None:
+    paths = RunPaths.reading(run_id, root)
+    files = PointFiles(paths.checkpoints, tag_name(tag))
+    if not os.path.isdir(paths.checkpoints):
+        return None
+    with _reading(files):
+        return _verify(files)
+
+
+def written_tags(paths: RunPaths) -> list[str]:
+    """The tags that have a checkpoint, in order of name."""
+    try:
+        names = os.listdir(paths.checkpoints)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(
+        n[:-3]
+        for n in names
+        if n.endswith(".pt") and ".pt.opt." not in n and not n.startswith(".")
+    )
+
+
+def step_is_newer(paths: RunPaths) -> bool:
+    """Whether there is a point inside an epoch past what LAST has committed."""
+    step = manifest.locate(PointFiles(paths.checkpoints, STEP))
+    if step.manifest is None:
+        return False
+    last = manifest.locate(PointFiles(paths.checkpoints, LAST)).manifest
+    return last is None or _position(step.manifest) > _position(last)
+
+
+def _position(found: Mapping[str, Any]) -> int:
+    position = found["position"]
+    step = position["global_step"]
+    return int(found["record"]["iter_idx"]) + 1 if step is None else int(step)
+
+
+def _reading(files: PointFiles) -> Any:
+    try:
+        return locked(
+            files.lock,
+            timeout=_LOCK_SECONDS,
+            what=f"the checkpoint {files.checkpoint}",
+            optional=True,
+        )
+    except LockBusyError as error:
+        raise RunBusyError(str(error)) from None
+
+
+def _verify(files: PointFiles) -> dict[str, Any] | None:
+    found = manifest.locate(files)
+    if found.manifest is None:
+        if os.path.exists(files.checkpoint) and os.path.getsize(files.checkpoint) == 0:
+            raise ResumePointError(f"{files.checkpoint} is corrupted: it is empty")
+        return None
+    for name, entry in found.manifest["files"].items():
+        path = _listed(files, found, name)
+        if not os.path.isfile(path):
+            raise ResumePointError(
+                f"the resume point {files.checkpoint} is torn: {path}, which its manifest "
+                f"lists, is missing. {_way_out(files)}"
+            )
+        if os.path.getsize(path) != entry["size"] or _sha256(path) != entry["sha256"]:
+            raise _explain(files, found, name, path)
+    return found.manifest
+
+
+def _listed(files: PointFiles, found: manifest.Located, name: str) -> str:
+    if name == files.name:
+        return found.checkpoint
+    if os.path.basename(name) != name or not name.startswith(f"{files.name}.opt."):
+        raise ResumePointError(
+            f"{found.manifest_path} is corrupted: it lists {name!r}, which is no file of this point"
+        )
+    return os.path.join(files.folder, name)
+
+
+def _explain(
+    files: PointFiles, found: manifest.Located, name: str, path: str
+) -> ResumePointError:
+    """Which of the three things is wrong with a file that differs from its digest."""
+    from nnx.store.data import load_data
+
+    assert found.manifest is not None
+    wanted = found.manifest["checkpoint_id"] if name == files.name else None
+    try:
+        value = load_data(path)
+    except ResumePointError:
+        value = None
+    if wanted is not None and codec.is_checkpoint(value) and value["checkpoint_id"] != wanted:
+        return ResumePointError(
+            f"the resume point {files.checkpoint} is torn: its manifest names another "
+            f"checkpoint ({wanted}). {_way_out(files)}"
+        )
+    generation = found.manifest["training_state_id"]
+    if wanted is None and codec.is_training_state(value) and value["generation"] != generation:
+        return ResumePointError(
+            f"the resume point {files.checkpoint} is mixed: {path} is of generation "
+            f"{value['generation']}, the checkpoint of {generation}. {_way_out(files)}"
+        )
+    return ResumePointError(
+        f"the resume point {files.checkpoint} is corrupted: the SHA-256 of {path} does not "
+        f"match its manifest. {_way_out(files)}"
+    )
+
+
+def _way_out(files: PointFiles) -> str:
+    return "Resume from another checkpoint of the run, or restore its files from a backup."
+
+
+def _load(
+    files: PointFiles, map_location: Any, *, with_state: bool
+) -> tuple[NNCheckpoint | None, dict[str, Any] | None]:
+    from nnx.store.data import load_data
+
+    found = manifest.locate(files)
+    if not os.path.exists(found.checkpoint):
+        if found.manifest is None:
+            return None, None
+        raise ResumePointError(
+            f"the resume point {files.checkpoint} is torn: the checkpoint is missing"
+        )
+    if os.path.getsize(found.checkpoint) == 0:
+        raise ResumePointError(f"{found.checkpoint} is corrupted: it is empty")
+    checkpoint = NNCheckpoint.from_file(found.checkpoint, map_location)
+    if checkpoint is None:
+        raise ResumePointError(f"{found.checkpoint} is not a checkpoint of NNx")
+    if not with_state:
+        return checkpoint, None
+    if checkpoint.training_state_id is None:
+        return checkpoint, _legacy_state(files, checkpoint, map_location)
+    path = files.sidecar(_generation(checkpoint.training_state_id, found.checkpoint))
+    if not os.path.exists(path):
+        raise ResumePointError(
+            f"the resume point {files.checkpoint} is torn: its training state {path} is "
+            f"missing. {_way_out(files)}"
+        )
+    state = load_data(path, map_location)
+    if not codec.is_training_state(state):
+        raise ResumePointError(f"{path} is corrupted: it is not a training state")
+    if state["generation"] != checkpoint.training_state_id:
+        raise ResumePointError(
+            f"the resume point {files.checkpoint} is mixed: {path} is of generation "
+            f"{state['generation']}. {_way_out(files)}"
+        )
+    return checkpoint, state
+
+
+def _generation(state_id: str, path: str) -> str:
+    if not state_id.isalnum():
+        raise ResumePointError(f"{path} is corrupted: it names the generation {state_id!r}")
+    return state_id
+
+
+def _legacy_state(
+    files: PointFiles, checkpoint: NNCheckpoint, map_location: Any
+) -> dict[str, Any] | None:
+    """The fixed sidecar of a checkpoint that names no generation."""
+    from nnx.store.data import load_data
+
+    if checkpoint.training_state_present is False or not os.path.exists(files.compat_sidecar):
+        return None
+    value = load_data(files.compat_sidecar, map_location)
+    if not isinstance(value, dict):
+        raise ResumePointError(f"{files.compat_sidecar} is corrupted: it is not a training state")
+    return value if "optimizer_state" in value else {"optimizer_state": value}
+
+
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
