@@ -75,6 +75,9 @@ from .records import ResumeStatus as ResumeStatus
 from .seeding import dataloader_worker_init_fn as dataloader_worker_init_fn
 from .seeding import env_snapshot as env_snapshot
 from .seeding import set_seed as set_seed
+from .store.checkpoint import NNCheckpoint as NNCheckpoint
+from .store.errors import ResumePointError as ResumePointError
+from .store.run import NNRun as NNRun
 from .streaming import MetricSnapshot as MetricSnapshot
 from .streaming import PredictionBatch as PredictionBatch
 from .streaming import PredictionStream as PredictionStream

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nnx.params import Checkpoints, NNCheckpointTransform, NNModelParams, NNParams, RuntimeModule
+from nnx.enums import Checkpoints
+from nnx.params import NNCheckpointTransform, NNModelParams, NNParams, RuntimeModule
 from nnx.records import NNIterationDataPoint
 from nnx.store import codec
 from nnx.store.errors import ResumePointError
@@ -128,9 +129,7 @@ class NNCheckpoint:
         return None if state is None else state.get("optimizer_state")
 
     @staticmethod
-    def resume_point(
-        run: str, type: Checkpoints, root: str | None = None
-    ) -> dict[str, Any] | None:
+    def resume_point(run: str, type: Checkpoints, root: str | None = None) -> dict[str, Any] | None:
         """The manifest of a tag's resume point; ``None`` when it has none."""
         from nnx.store.points import read_manifest
 
@@ -183,8 +182,8 @@ class NNCheckpoint:
         repeats. Until the new point is complete the previous one stays.
         """
         given = locals()
-        from nnx.store.paths import RunPaths, tag_name
         from nnx.store.commit import Commit
+        from nnx.store.paths import RunPaths, tag_name
 
         fields = {name: given[name] for name in codec.STATE_FIELDS if given[name] is not None}
         paths, tag = RunPaths.of(run, root), tag_name(type)

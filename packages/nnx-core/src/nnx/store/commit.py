@@ -15,7 +15,7 @@ from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import LAST, PointFiles
 from nnx.utils import files as fs
 from nnx.utils.interrupts import hold_interrupts
-from nnx.utils.locks import LockBusyError, locked
+from nnx.utils.locks import locked
 
 LOCK_SECONDS = 120.0
 
@@ -101,10 +101,9 @@ class Commit:
 
     def _lock(self, point: PointFiles) -> None:
         what = f"the checkpoint {point.checkpoint}"
-        try:
-            self._locks.enter_context(locked(point.lock, timeout=LOCK_SECONDS, what=what))
-        except LockBusyError as error:
-            raise RunBusyError(str(error)) from None
+        self._locks.enter_context(
+            locked(point.lock, timeout=LOCK_SECONDS, what=what, error=RunBusyError)
+        )
 
     def _write(self, point: PointFiles) -> None:
         from nnx.store.data import save_data

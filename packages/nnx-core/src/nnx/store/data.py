@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nnx.store.errors import ResumePointError
-from nnx.utils.files import HashingFile
+from nnx.store.errors import ForeignFileError, ResumePointError
+from nnx.utils.files import BLOCK, HashingFile
 
 _PLAIN = (str, int, float, bool, type(None), complex)
 
@@ -82,11 +82,20 @@ def load_data(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
         value = torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).split("\n")[0].split(". ")[0]
-        raise ResumePointError(
+        foreign = "Unsupported global" in str(error)
+        raise (ForeignFileError if foreign else ResumePointError)(
             f"{path} is not plain data and is refused: loading it could run code "
             f"({reason}). A checkpoint of NNx holds only tensors and plain values."
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as e:
+    except (
+        RuntimeError,
+        EOFError,
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+    ) as e:
         if _is_device_error(e):
             raise
         reason = str(e).split("\n")[0]
@@ -119,8 +128,12 @@ def _memory(value: Any) -> list[tuple[int, int]]:
             stack.extend(item.values())
         elif type(item) in (list, tuple):
             stack.extend(item)
-        elif isinstance(item, torch.Tensor) and item.device.type == "cpu":
-            if item.layout is torch.strided and item.numel() * item.element_size() >= 1 << 18:
-                storage = item.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(item, torch.Tensor) and _is_large(item):
+            storage = item.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
     return [(start, start + size) for start, size in found.items()]
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    on_cpu = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    return on_cpu and tensor.numel() * tensor.element_size() >= BLOCK

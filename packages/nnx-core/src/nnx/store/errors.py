@@ -11,3 +11,11 @@ class ResumePointError(ValueError):
 
 class RunBusyError(LockBusyError):
     """A run that another process trains or writes now."""
+
+
+class ForeignFileError(ResumePointError):
+    """A file whose content would need code to load: another system wrote it."""
+
+
+class HistoryCorruptionError(ValueError):
+    """A recorded history whose committed part cannot be read as it was written."""

@@ -22,16 +22,17 @@ VERSION = 1
 
 def encode(document: Mapping[str, Any]) -> bytes:
     """The bytes of a manifest, its own digest included."""
-    body = {"format": FORMAT, "version": VERSION, **_finite(document)}
-    return json.dumps({**body, "digest": _digest(body)}, indent=1).encode()
+    body = {"format": FORMAT, "version": VERSION, **finite(document)}
+    return json.dumps({**body, "digest": _digest(body)}).encode()
 
 
-def decode(data: bytes, path: str) -> dict[str, Any]:
-    """Read a manifest; ``ResumePointError`` when it is damaged or of another version."""
+def decode(data: bytes, path: str) -> dict[str, Any] | None:
+    """Read a manifest; ``None`` for another system's, an error for a damaged one."""
     try:
         body = json.loads(data)
-        digest = body.pop("digest")
-        if body["format"] != FORMAT or digest != _digest(body):
+        if body.get("format") != FORMAT:
+            return None  # another system's
+        if body.pop("digest") != _digest(body):
             raise ValueError("its content does not match its digest")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ResumePointError(
@@ -41,6 +42,7 @@ def decode(data: bytes, path: str) -> dict[str, Any]:
         raise ResumePointError(
             f"{path} is a manifest of version {body['version']!r}; this NNx reads {VERSION}"
         )
+    assert isinstance(body, dict)
     return body
 
 
@@ -103,7 +105,7 @@ def follows_last(files: PointFiles, staged: Mapping[str, Any]) -> bool:
 
 def record_state(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The epoch's record, as :meth:`NNIterationDataPoint.state` gave it."""
-    restored = _restore(manifest["record"])
+    restored = restore(manifest["record"])
     assert isinstance(restored, dict)
     return restored
 
@@ -112,21 +114,23 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """``value`` for strict JSON: a non-finite float becomes ``{"$float": "nan"}``."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": repr(value)}
     if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     return value
 
 
-def _restore(value: Any) -> Any:
+def restore(value: Any) -> Any:
+    """The inverse of :func:`finite`."""
     if isinstance(value, dict):
         if value.keys() == {"$float"}:
             return float(value["$float"])
-        return {k: _restore(v) for k, v in value.items()}
+        return {k: restore(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_restore(v) for v in value]
+        return [restore(v) for v in value]
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -13,7 +14,7 @@ from nnx.store import codec, manifest
 from nnx.store.checkpoint import NNCheckpoint
 from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
-from nnx.utils.locks import LockBusyError, locked
+from nnx.utils.locks import locked
 
 LATEST = "latest"
 _LOCK_SECONDS = 120.0
@@ -72,9 +73,7 @@ def read_point(
         checkpoint, state = _load(files, map_location, with_state=True)
     if checkpoint is None:
         there = ", ".join(written_tags(paths)) or "none"
-        raise FileNotFoundError(
-            f"run {paths.id} has no checkpoint {name!r} (written: {there})"
-        )
+        raise FileNotFoundError(f"run {paths.id} has no checkpoint {name!r} (written: {there})")
     return ResumePoint(
         run_id=paths.id, tag=name, checkpoint=checkpoint, training_state=state, manifest=found
     )
@@ -92,17 +91,13 @@ def load_point(
         return _load(files, map_location, with_state=with_state)
 
 
-def read_manifest(
-    run_id: str, tag: Enum | str, root: str | None = None
-) -> dict[str, Any] | None:
+def read_manifest(run_id: str, tag: Enum | str, root: str | None = None) -> dict[str, Any] | None:
     """The manifest of a tag, or ``None``; reads no checkpoint."""
     paths = RunPaths.reading(run_id, root)
     return manifest.locate(PointFiles(paths.checkpoints, tag_name(tag))).manifest
 
 
-def verify_point(
-    run_id: str, tag: Enum | str, root: str | None = None
-) -> dict[str, Any] | None:
+def verify_point(run_id: str, tag: Enum | str, root: str | None = None) -> dict[str, Any] | None:
     paths = RunPaths.reading(run_id, root)
     files = PointFiles(paths.checkpoints, tag_name(tag))
     if not os.path.isdir(paths.checkpoints):
@@ -118,9 +113,7 @@ def written_tags(paths: RunPaths) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(
-        n[:-3]
-        for n in names
-        if n.endswith(".pt") and ".pt.opt." not in n and not n.startswith(".")
+        n[:-3] for n in names if n.endswith(".pt") and ".pt.opt." not in n and not n.startswith(".")
     )
 
 
@@ -139,16 +132,9 @@ def _position(found: Mapping[str, Any]) -> int:
     return int(found["record"]["iter_idx"]) + 1 if step is None else int(step)
 
 
-def _reading(files: PointFiles) -> Any:
-    try:
-        return locked(
-            files.lock,
-            timeout=_LOCK_SECONDS,
-            what=f"the checkpoint {files.checkpoint}",
-            optional=True,
-        )
-    except LockBusyError as error:
-        raise RunBusyError(str(error)) from None
+def _reading(files: PointFiles) -> AbstractContextManager[None]:
+    what = f"the checkpoint {files.checkpoint}"
+    return locked(files.lock, timeout=_LOCK_SECONDS, what=what, optional=True, error=RunBusyError)
 
 
 def _verify(files: PointFiles) -> dict[str, Any] | None:
@@ -179,9 +165,7 @@ def _listed(files: PointFiles, found: manifest.Located, name: str) -> str:
     return os.path.join(files.folder, name)
 
 
-def _explain(
-    files: PointFiles, found: manifest.Located, name: str, path: str
-) -> ResumePointError:
+def _explain(files: PointFiles, found: manifest.Located, name: str, path: str) -> ResumePointError:
     """Which of the three things is wrong with a file that differs from its digest."""
     from nnx.store.data import load_data
 

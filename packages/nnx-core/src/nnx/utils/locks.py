@@ -32,11 +32,12 @@ def locked(
     timeout: float = -1,
     what: str = "the file",
     optional: bool = False,
+    error: type[LockBusyError] = LockBusyError,
 ) -> Iterator[None]:
     """Hold the lock file at ``path``, created when missing.
 
     ``timeout`` is in seconds: 0 tries once, -1 waits for ever; running out of
-    it raises :class:`LockBusyError`, which names ``what``. ``optional`` goes on
+    it raises ``error``, which names ``what``. ``optional`` goes on
     without the lock where the file cannot be created (a read-only folder, in
     which nobody writes either).
     """
@@ -46,7 +47,7 @@ def locked(
         if nested:
             _held[key] += 1
     if not nested:
-        lock = _acquire(key[0], timeout, what, optional)
+        lock = _acquire(key[0], timeout, what, optional, error)
         if lock is None:
             yield
             return
@@ -58,15 +59,14 @@ def locked(
     finally:
         with _guard:
             _held[key] -= 1
-            last = _held[key] == 0
-            if last:
+            if _held[key] == 0:
                 del _held[key]
-                lock = _files.pop(key[0])
-        if last:
-            lock.release()
+                _files.pop(key[0]).release()
 
 
-def _acquire(path: str, timeout: float, what: str, optional: bool) -> FileLock | None:
+def _acquire(
+    path: str, timeout: float, what: str, optional: bool, busy: type[LockBusyError]
+) -> FileLock | None:
     # A lock file is opened for writing, which must not reach through a link.
     if os.path.islink(path):
         raise OSError(errno.ELOOP, "a lock file must not be a symbolic link", path)
@@ -74,7 +74,7 @@ def _acquire(path: str, timeout: float, what: str, optional: bool) -> FileLock |
     try:
         lock.acquire()
     except Timeout:
-        raise LockBusyError(f"{what} is in use by another process (lock {path})") from None
+        raise busy(f"{what} is in use by another process (lock {path})") from None
     except OSError as error:
         if optional and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return None

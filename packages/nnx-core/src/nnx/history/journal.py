@@ -1,0 +1,256 @@
+"""Writing a history journal: records in chunks, published epoch by epoch.
+
+``history/`` holds ``chunk-<n>.jsonl`` (immutable, one record a line),
+``index.jsonl`` (one hash-chained line per chunk), ``epochs.jsonl`` (one summary
+per epoch) and ``journal.json``, the manifest that says how much of them counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from nnx.records import NNIterationDataPoint
+from nnx.store.manifest import finite, restore
+from nnx.utils import files as fs
+from nnx.utils import validation as check
+
+JOURNAL_FORMAT = "nnx.history-journal"
+VERSION = 1
+CHAIN_START = hashlib.sha256(JOURNAL_FORMAT.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryJournal:
+    """Keep only the last ``retention`` records in memory and append the rest to disk.
+
+    A chunk file holds up to ``chunk_size`` records, at most ``retention`` (by
+    default 250, or ``retention`` where that is less).
+    """
+
+    retention: int = 1000
+    chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        owner = "HistoryJournal"
+        retention = check.count(owner, "retention", self.retention)
+        object.__setattr__(self, "retention", retention)
+        if self.chunk_size is not None:
+            size = check.count(owner, "chunk_size", self.chunk_size)
+            if size > retention:
+                raise ValueError(
+                    f"HistoryJournal.chunk_size must be at most retention ({retention}), "
+                    f"not {size}: records waiting for their chunk must stay in memory"
+                )
+            object.__setattr__(self, "chunk_size", size)
+
+    @property
+    def chunk(self) -> int:
+        """The records in a full chunk."""
+        return min(250, self.retention) if self.chunk_size is None else self.chunk_size
+
+
+class RecordWindow(Sequence[NNIterationDataPoint]):
+    """A live, read-only view of the last records."""
+
+    def __init__(self, records: deque[NNIterationDataPoint]) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> NNIterationDataPoint: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[NNIterationDataPoint]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return list(self._records)[index] if isinstance(index, slice) else self._records[index]
+
+    def __iter__(self) -> Iterator[NNIterationDataPoint]:
+        return iter(self._records)
+
+    def __reversed__(self) -> Iterator[NNIterationDataPoint]:
+        return reversed(self._records)
+
+    def __repr__(self) -> str:
+        return f"RecordWindow({len(self._records)} records)"
+
+
+def chunk_name(number: int) -> str:
+    return f"chunk-{number:08d}.jsonl"
+
+
+def line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(finite(value), separators=(",", ":")).encode() + b"\n"
+
+
+def chained(previous: str, data: bytes) -> str:
+    """The link after a line of the index."""
+    return hashlib.sha256(previous.encode() + data).hexdigest()
+
+
+class JournalWriter:
+    """The journal of one run while it trains."""
+
+    def __init__(self, folder: str, spec: HistoryJournal) -> None:
+        self.folder = folder
+        self.spec = spec
+        self._window: deque[NNIterationDataPoint] = deque(maxlen=spec.retention)
+        self._waiting: list[NNIterationDataPoint] = []
+        self._entries: list[bytes] = []  # index lines of this epoch's chunks
+        self._unflushed: list[str] = []
+        self._epoch: dict[str, Any] | None = None
+        self._published = _start(spec)  # the manifest on disk
+        self._previous: dict[str, Any] | None = None  # the one before it
+        self._chunks = 0
+        self._chain = CHAIN_START
+        self.view = RecordWindow(self._window)
+
+    def add(self, record: NNIterationDataPoint) -> None:
+        if len(self._waiting) >= self.spec.chunk:
+            self._write_chunk()
+        self._window.append(record)
+        self._waiting.append(record)
+
+    def replace_last(self, record: NNIterationDataPoint) -> None:
+        self._window[-1] = self._waiting[-1] = record
+
+    def everything(self) -> list[NNIterationDataPoint]:
+        """All records so far, the uncommitted ones included, read back from disk."""
+        from nnx.history.reading import Journal
+
+        if not Journal.is_there(self.folder):
+            committed: list[NNIterationDataPoint] = []
+        else:
+            committed = list(Journal.open(self.folder).iterate())
+        return [*committed, *self._uncommitted()]
+
+    def _uncommitted(self) -> list[NNIterationDataPoint]:
+        found: list[NNIterationDataPoint] = []
+        for path in self._unflushed:
+            with open(path, "rb") as stream:
+                rows = [restore(json.loads(row)) for row in stream.read().splitlines()]
+            found += [NNIterationDataPoint.from_state(row) for row in rows]
+        return [*found, *self._waiting]
+
+    def commit(self) -> None:
+        """Publish the epoch's records; everything is on disk when this returns."""
+        if not self._waiting and not self._entries:
+            return
+        last = self._waiting[-1]
+        self._write_chunk()
+        now = self._published
+        index = b"".join(self._entries)
+        count = sum(json.loads(entry)["records"] for entry in self._entries)
+        summary = line({"epoch_idx": last.epoch_idx, "records": count, "last": last.state()})
+        manifest = {
+            **now,
+            "records": now["records"] + count,
+            "chunks": self._chunks,
+            "last_epoch": last.epoch_idx,
+            "index_bytes": now["index_bytes"] + len(index),
+            "index_chain": self._chain,
+            "epochs": now["epochs"] + 1,
+            "epochs_bytes": now["epochs_bytes"] + len(summary),
+        }
+        for path in self._unflushed:
+            _flush(path)
+        self._append("index.jsonl", now["index_bytes"], index)
+        self._append("epochs.jsonl", now["epochs_bytes"], summary)
+        fs.disk.flush_directory(self.folder)
+        self._publish(manifest)
+        self._previous, self._published = now, manifest
+        self._entries, self._unflushed = [], []
+
+    def publish_empty(self) -> None:
+        """Publish a journal without records."""
+        self._publish(self._published)
+
+    def rollback(self) -> None:
+        """Publish the manifest from before the last commit again."""
+        if self._previous is not None:
+            self._published, self._previous = self._previous, None
+            self._publish(self._published)
+            self._chunks = self._published["chunks"]
+            self._chain = self._published["index_chain"]
+
+    def _write_chunk(self) -> None:
+        if not self._waiting:
+            return
+        if not os.path.isdir(self.folder):
+            fs.disk.mkdir(self.folder)
+        data = b"".join(line(record.state()) for record in self._waiting)
+        path = os.path.join(self.folder, chunk_name(self._chunks))
+        with contextlib.suppress(FileNotFoundError):
+            fs.disk.unlink(path)  # of an epoch that was never committed
+        descriptor = fs.disk.create(path)
+        try:
+            fs.disk.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+        entry = line(
+            {
+                "chunk": self._chunks,
+                "records": len(self._waiting),
+                "epochs": [self._waiting[0].epoch_idx, self._waiting[-1].epoch_idx],
+                "bytes": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "previous": self._chain,
+            }
+        )
+        self._chain = chained(self._chain, entry)
+        self._entries.append(entry)
+        self._unflushed.append(path)
+        self._chunks += 1
+        self._waiting = []
+
+    def _append(self, name: str, size: int, data: bytes) -> None:
+        descriptor = fs.disk.open_append(os.path.join(self.folder, name))
+        try:
+            if os.fstat(descriptor).st_size != size:
+                fs.disk.truncate(descriptor, size)
+            fs.disk.write(descriptor, data)
+            fs.disk.flush(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _publish(self, manifest: Mapping[str, Any]) -> None:
+        path = os.path.join(self.folder, "journal.json")
+        with fs.atomic_write(path, "wb", strict=True) as stream:
+            stream.write(encode_manifest(manifest))
+
+
+def _start(spec: HistoryJournal) -> dict[str, Any]:
+    return {
+        "format": JOURNAL_FORMAT,
+        "version": VERSION,
+        "retention": spec.retention,
+        "chunk_size": spec.chunk,
+        "records": 0,
+        "chunks": 0,
+        "last_epoch": None,
+        "index_bytes": 0,
+        "index_chain": CHAIN_START,
+        "epochs": 0,
+        "epochs_bytes": 0,
+    }
+
+
+def encode_manifest(manifest: Mapping[str, Any]) -> bytes:
+    body = json.dumps(manifest, sort_keys=True)
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return json.dumps({**manifest, "digest": digest}, sort_keys=True, indent=1).encode()
+
+
+def _flush(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fs.disk.flush(descriptor)
+    finally:
+        os.close(descriptor)

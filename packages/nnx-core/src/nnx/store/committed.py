@@ -1,0 +1,76 @@
+"""How far a run's history is committed: LAST is the marker of an epoch."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from nnx.store import manifest
+from nnx.store.errors import ForeignFileError, ResumePointError
+from nnx.store.paths import LAST, PointFiles, RunPaths
+
+NOTHING = -1  # no epoch is committed
+
+
+def committed_epoch(paths: RunPaths) -> int | None:
+    """The last committed epoch; ``None`` when the whole history counts.
+
+    A run of the history protocol (its marker is there) without LAST has
+    committed nothing. LAST is read through its manifest; only one written
+    without a manifest is opened. An empty or damaged LAST is a
+    ``ResumePointError``: it must not make the history look shorter.
+    """
+    state = checkpoint_record(paths, LAST)
+    if state is not None:
+        return int(state["epoch_idx"])
+    if os.path.lexists(PointFiles(paths.checkpoints, LAST).checkpoint):
+        return None
+    return NOTHING if os.path.exists(paths.marker) else None
+
+
+def checkpoint_record(paths: RunPaths, tag: str) -> Mapping[str, Any] | None:
+    """The record state of a tag's checkpoint; ``None`` when there is none to read."""
+    found = manifest.locate(PointFiles(paths.checkpoints, tag))
+    try:
+        info = os.stat(found.checkpoint)
+    except (FileNotFoundError, NotADirectoryError):
+        if found.manifest is None:
+            return None
+        raise ResumePointError(
+            f"{found.checkpoint} is missing, though its manifest is there"
+        ) from None
+    if info.st_size == 0:
+        raise ResumePointError(f"{found.checkpoint} is corrupted: it is empty")
+    if found.manifest is not None and _describes(found, info):
+        return manifest.record_state(found.manifest)
+    return _read_record(found.checkpoint, found.manifest)
+
+
+def _describes(found: manifest.Located, info: os.stat_result) -> bool:
+    """Whether the manifest is about this very file, as far as that shows without reading it."""
+    assert found.manifest is not None
+    entry = found.manifest["files"].get(f"{found.manifest['tag']}.pt", {})
+    return (
+        entry.get("size") == info.st_size
+        and not info.st_mtime > os.stat(found.manifest_path).st_mtime
+    )
+
+
+def _read_record(path: str, known: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    from nnx.store.checkpoint import NNCheckpoint
+
+    try:
+        checkpoint = NNCheckpoint.from_file(path)
+    except ForeignFileError:
+        warnings.warn(
+            f"{path} was not written as plain data and is not read; the run's whole "
+            f"history is shown",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    if checkpoint is None:
+        raise ResumePointError(f"{path} is not a checkpoint of NNx")
+    return checkpoint.idp.state()

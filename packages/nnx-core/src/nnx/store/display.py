@@ -1,0 +1,64 @@
+"""A run for the eye: plain text, and HTML for a notebook."""
+
+from __future__ import annotations
+
+import io
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from nnx.plugins import manager
+from nnx.utils.tables import flatten_dict, print_table
+
+if TYPE_CHECKING:
+    from nnx.store.run import NNRun
+
+RENDERER = "run.html"
+
+
+def summary(run: NNRun) -> dict[str, Any]:
+    """What there is to say of a run: its configuration and its last epoch."""
+    rows: dict[str, Any] = dict(run.state())
+    idps = run.idps or []
+    if idps:
+        last = idps[-1]
+        rows["epochs"] = last.epoch_idx + 1
+        rows["records"] = f"{len(idps)} (the last ones)" if run.history else len(idps)
+        rows["last"] = {
+            "lr": last.lr,
+            "train": _scores(last.monitored_train_edp()),
+            **({} if last.val_edp is None else {"val": _scores(last.val_edp)}),
+        }
+    else:
+        rows["epochs"] = 0
+    if run.resume_status is not None and run.resume_status.mode != "fresh":
+        rows["resumed from"] = f"{run.resume_status.source_run_id} ({run.resume_status.mode})"
+    return rows
+
+
+def as_text(run: NNRun) -> str:
+    """A two-column table."""
+    out = io.StringIO()
+    print_table(summary(run), header=False, title=f"Run {run.id}", file=out)
+    return out.getvalue().rstrip("\n")
+
+
+def as_html(run: NNRun) -> str:
+    """The chart of an installed renderer, or a plain table."""
+    renderers = manager.registry("renderer")
+    if (RENDERER, 1) in renderers:
+        try:
+            return str(renderers.resolve(RENDERER)(run))
+        except ImportError:
+            pass  # the renderer's own optional library is not there
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{escape(str(key))}</th>"
+        f"<td>{escape(f'{value:.6g}' if isinstance(value, float) else str(value))}</td></tr>"
+        for key, value in flatten_dict(summary(run)).items()
+    )
+    return f"<table><caption>Run {escape(run.id)}</caption>{rows}</table>"
+
+
+def _scores(record: Any) -> dict[str, float]:
+    names = ("loss", "error", "accuracy", "f1")
+    known = {n: getattr(record, n) for n in names if getattr(record, n) is not None}
+    return {**known, **record.metrics}

@@ -1,0 +1,244 @@
+"""``idps.csv``: a run's records as a flat table, appended epoch by epoch.
+
+The columns are the paths of :meth:`NNIterationDataPoint.state`, in the order of
+their first appearance, after a running index without a name. An empty cell is
+``None`` or absent; floats are written so that they read back exactly.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nnx.records import NNIterationDataPoint
+from nnx.store.errors import HistoryCorruptionError
+from nnx.utils import files as fs
+
+_RECORDS = ("train_edp", "val_edp", "train_summary")
+_FREE = ("extra", "metrics")  # their keys are the user's own, dots included
+_TEXT = {"kind", "status", "metric", "split", "mode", "on_missing", "on_nonfinite"}
+_WHOLE = {"iter_idx", "epoch_idx", "batch_idx", "count", "update_count"}
+
+
+def flatten(record: NNIterationDataPoint) -> dict[str, Any]:
+    """One row: the plain fields first, then each nested record's."""
+    state = record.state()
+    row = {key: value for key, value in state.items() if not isinstance(value, Mapping)}
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            _descend(key, value, row)
+    return row
+
+
+def _descend(prefix: str, nested: Mapping[str, Any], row: dict[str, Any]) -> None:
+    for key, value in nested.items():
+        path = f"{prefix}.{key}"
+        if isinstance(value, Mapping):
+            _descend(path, value, row)
+        else:
+            row[path] = value
+
+
+class CsvHistory:
+    """The appended table of one run.
+
+    ``append`` writes and flushes an epoch's rows; ``rollback`` takes the last
+    append back. Only an epoch that brings a column never seen before rewrites
+    the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._columns: list[str] = []
+        self._rows = 0
+        self._size = 0
+        self._before: tuple[int, int] | None = None  # (bytes, rows) before the last append
+
+    def append(self, records: Sequence[NNIterationDataPoint]) -> None:
+        if not records:
+            return
+        rows = [flatten(record) for record in records]
+        known = set(self._columns)
+        fresh = [c for c in dict.fromkeys(k for row in rows for k in row) if c not in known]
+        if fresh:
+            self._widen(fresh)
+        text = io.StringIO()
+        write = csv.writer(text, lineterminator="\n").writerow
+        for number, row in enumerate(rows, start=self._rows):
+            write([number, *(_cell(row.get(column)) for column in self._columns)])
+        data = text.getvalue().encode()
+        self._before = (self._size, self._rows)
+        descriptor = fs.disk.open_append(self.path)
+        try:
+            # A writer that died, or a failed append, may have left more than we committed.
+            if os.fstat(descriptor).st_size != self._size:
+                fs.disk.truncate(descriptor, self._size)
+            fs.disk.write(descriptor, data)
+            fs.disk.flush(descriptor)
+        finally:
+            os.close(descriptor)
+        self._size += len(data)
+        self._rows += len(rows)
+
+    def rollback(self) -> None:
+        """Forget the rows of the last append."""
+        if self._before is None:
+            return
+        self._size, self._rows = self._before
+        self._before = None
+        if os.path.exists(self.path):
+            descriptor = fs.disk.open_append(self.path)
+            try:
+                fs.disk.truncate(descriptor, self._size)
+            finally:
+                os.close(descriptor)
+
+    def _widen(self, fresh: list[str]) -> None:
+        columns = [*self._columns, *fresh]
+        with fs.atomic_write(self.path, "wb", strict=True) as stream:
+            stream.write(_line(["", *columns]))
+            if self._rows:
+                with open(self.path, encoding="utf-8", newline="") as old:
+                    reader = csv.reader(old)
+                    next(reader)
+                    for row, _ in zip(reader, range(self._rows)):
+                        stream.write(_line([*row, *[""] * len(fresh)]))
+            self._size = stream.tell()
+        self._columns = columns
+
+
+def write(path: str, records: Iterable[NNIterationDataPoint]) -> int:
+    """Write a whole table atomically; the number of rows."""
+    rows = [flatten(record) for record in records]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with fs.atomic_write(path, "wb") as stream:
+        stream.write(_line(["", *columns]))
+        for number, row in enumerate(rows):
+            stream.write(_line([number, *(_cell(row.get(column)) for column in columns)]))
+    return len(rows)
+
+
+def read(path: str, last_epoch: int | None = None) -> list[NNIterationDataPoint]:
+    """The records of a table, up to and with ``last_epoch`` where it is given.
+
+    A row past ``last_epoch``, or torn at the very end of the file, belongs to
+    an epoch that was never committed and is left out. Any other unreadable row
+    is a ``HistoryCorruptionError``.
+    """
+    return list(iterate(path, last_epoch))
+
+
+def iterate(path: str, last_epoch: int | None = None) -> Iterator[NNIterationDataPoint]:
+    with open(path, encoding="utf-8", newline="", errors="surrogateescape") as stream:
+        reader = csv.reader(stream, strict=True)
+        number = 0
+        columns: list[str] | None = None
+        try:
+            for row in reader:
+                number += 1
+                if columns is None:
+                    columns = row
+                    plan = [_place(column) for column in columns]
+                    continue
+                if not row:
+                    continue
+                if last_epoch is not None and _is_past(row, columns, last_epoch):
+                    return
+                if len(row) != len(columns):
+                    raise ValueError(f"it has {len(row)} cells for {len(columns)} columns")
+                yield _record(row, plan)
+        except (ValueError, KeyError, csv.Error) as error:
+            if last_epoch is not None and _torn_end(path, stream, reader):
+                return
+            raise HistoryCorruptionError(
+                f"{path} is corrupted: row {number} cannot be read ({error})"
+            ) from error
+
+
+def _is_past(row: list[str], columns: list[str], last_epoch: int) -> bool:
+    try:
+        return int(float(row[columns.index("epoch_idx")])) > last_epoch
+    except (ValueError, IndexError):
+        return False
+
+
+def _torn_end(path: str, stream: Any, reader: Any) -> bool:
+    """Whether the row just read is the unfinished last line of the file."""
+    if next(iter(stream), None) is not None:
+        return False
+    with open(path, "rb") as raw:
+        raw.seek(0, os.SEEK_END)
+        if raw.tell() == 0:
+            return True
+        raw.seek(-1, os.SEEK_END)
+        return raw.read(1) != b"\n"
+
+
+def _place(column: str) -> tuple[tuple[str, ...], Any]:
+    """Where a column goes in the nested state, and how its cells are read."""
+    head, _, rest = column.partition(".")
+    if not rest:
+        return (column,), _whole if column in _WHOLE else _number
+    if head in _RECORDS:
+        field, _, name = rest.partition(".")
+        if name and field in _FREE:
+            return (head, field, name), float
+        return (head, rest), _reader(rest)
+    return tuple(column.split(".")), _reader(column.rpartition(".")[2])
+
+
+def _reader(field: str) -> Any:
+    if field in _TEXT:
+        return str
+    if field == "improved":
+        return _flag
+    return _whole if field in _WHOLE else float
+
+
+def _record(row: list[str], plan: list[tuple[tuple[str, ...], Any]]) -> NNIterationDataPoint:
+    state: dict[str, Any] = {"train_edp": {}}
+    for cell, (path, read_cell) in zip(row[1:], plan[1:]):
+        if cell == "":
+            continue
+        nested = state
+        for step in path[:-1]:
+            nested = nested.setdefault(step, {})
+        nested[path[-1]] = read_cell(cell)
+    if "selection" in state:
+        state["selection"].setdefault("value", None)
+    return NNIterationDataPoint.from_state(state)
+
+
+def _line(cells: Sequence[Any]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    return repr(value) if type(value) is float else value
+
+
+def _number(cell: str) -> Any:
+    return float(cell)
+
+
+def _whole(cell: str) -> int:
+    try:
+        return int(cell)
+    except ValueError:
+        number = float(cell)
+        if number != int(number):
+            raise
+        return int(number)
+
+
+def _flag(cell: str) -> bool:
+    if cell not in ("True", "False"):
+        raise ValueError(f"{cell!r} is neither True nor False")
+    return cell == "True"

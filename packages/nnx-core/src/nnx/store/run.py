@@ -1,0 +1,299 @@
+"""A run: its configuration, what it recorded, and where it was run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from nnx.enums import Checkpoints
+from nnx.params import (
+    NNCheckpointTransform,
+    NNModelParams,
+    NNParams,
+    NNTrainerParams,
+    NNTrainParams,
+    run_id,
+    run_state,
+)
+from nnx.records import NNIterationDataPoint, ResumeStatus
+from nnx.store import election, idps_csv, lease
+from nnx.store.errors import RunBusyError
+from nnx.store.history_of import has_journal, read_history
+from nnx.store.paths import RunPaths, runs_root
+from nnx.store.yamlio import read_yaml, write_yaml
+from nnx.utils.locks import locked
+
+if TYPE_CHECKING:
+    from nnx.compilation import CompileRecord
+    from nnx.precision import ResolvedPrecision
+    from nnx.provenance import ProvenanceRecord
+    from nnx.store.checkpoint import NNCheckpoint
+
+_PHASES = ("FIRST", "Q1", "Q2", "Q3", "LAST")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NNRun:
+    """One training run.
+
+    ``net``, ``model``, ``train``, ``trainer``, ``salt`` and ``transforms`` are
+    its configuration, whose digest is the run's ``id``. The rest is what
+    happened: the records (``idps``; with a journal, its last ones, and
+    ``history`` names its directory), how it resumed, and under which precision,
+    compilation and provenance it ran. None of that is part of the id.
+    """
+
+    net: NNParams | None
+    train: NNTrainParams
+    model: NNModelParams
+    trainer: NNTrainerParams | None = None
+    salt: str | None = None
+    transforms: tuple[NNCheckpointTransform, ...] = ()
+    idps: list[NNIterationDataPoint] | None = field(default=None, repr=False)
+    resume_status: ResumeStatus | None = None
+    provenance: ProvenanceRecord | None = None
+    history: str | None = None
+    precision: ResolvedPrecision | None = None
+    compile: CompileRecord | None = None
+
+    def __post_init__(self) -> None:
+        if self.salt is not None and (not isinstance(self.salt, str) or not self.salt):
+            raise ValueError(f"NNRun.salt must be a non-empty string or None, not {self.salt!r}")
+        object.__setattr__(self, "transforms", tuple(self.transforms))
+
+    @property
+    def id(self) -> str:
+        """The MD5 of the configuration: the name of the run's directory."""
+        return run_id(self.state())
+
+    def state(self) -> dict[str, Any]:
+        """The configuration as plain data, with the id: the content of ``run.yaml``."""
+        return run_state(
+            net=self.net,
+            model=self.model,
+            train=self.train,
+            trainer=self.trainer,
+            salt=self.salt,
+            transforms=self.transforms,
+        )
+
+    # On disk. ``root`` is the runs folder, ``./runs`` by default.
+
+    def save(self, root: str | None = None, *, update_best: bool = True) -> NNRun:
+        """Write ``run.yaml``, ``metadata.yaml`` and, without a journal, ``idps.csv``.
+
+        Each file is replaced atomically. Afterwards the run may claim
+        ``runs/best`` if its BEST checkpoint is there. Refuses a run that
+        another process is training.
+        """
+        paths = RunPaths.of(self.id, root)
+        if self.history is not None and not _same_path(self.history, paths.history):
+            raise ValueError(
+                f"run {self.id} keeps its history in {self.history}; saved under {paths.root} "
+                f"the copy would have none. Export it with nnx.history.export_history_csv."
+            )
+        with lease.lease(paths):
+            os.makedirs(paths.dir, exist_ok=True)
+            with locked(paths.lock, timeout=120, what=f"run {paths.id}", error=RunBusyError):
+                write_config(self, paths)
+                if self.idps is not None and self.history is None and not has_journal(paths):
+                    idps_csv.write(paths.idps_csv, self.idps)
+                if update_best:
+                    election.consider(paths)
+        return self
+
+    @staticmethod
+    def load(id: str, root: str | None = None) -> NNRun:
+        """Read a run with its committed history; ``"best"`` follows the pointer.
+
+        Loads no torch and no checkpoint. History newer than LAST was never
+        committed and is left out; an empty or damaged LAST is refused.
+        """
+        paths = RunPaths.reading(id, root)
+        if not os.path.isfile(paths.run_yaml):
+            raise FileNotFoundError(
+                f"there is no run {paths.id!r} in {paths.root}{_nearby(paths.root, paths.id)}"
+            )
+        return _read(paths)
+
+    @staticmethod
+    def all(root: str | None = None) -> list[NNRun]:
+        """Every run of a runs folder, sorted by id; ``[]`` when there is no such folder.
+
+        A run that cannot be read is left out with a warning.
+        """
+        runs = []
+        folder = runs_root(root)
+        for name in election.run_names(folder):
+            paths = RunPaths(folder, name)
+            if not os.path.isfile(paths.run_yaml):
+                continue
+            try:
+                runs.append(_read(paths))
+            except (ValueError, OSError, KeyError, TypeError) as error:
+                warnings.warn(f"{paths.dir} is left out: {error}", RuntimeWarning, stacklevel=2)
+        return runs
+
+    def checkpoints(self, root: str | None = None) -> list[NNCheckpoint | None]:
+        """The phase checkpoints FIRST, Q1, Q2, Q3, LAST; ``None`` where one was not written.
+
+        BEST repeats one of them; read it with ``NNCheckpoint.load``.
+        """
+        from nnx.store.checkpoint import NNCheckpoint
+
+        return [NNCheckpoint.load(self.id, Checkpoints[name], root) for name in _PHASES]
+
+    def ensure_writable(self, root: str | None = None, *, overwrite: bool = False) -> None:
+        """Refuse, before anything is touched, a run that cannot be trained here.
+
+        ``FileExistsError`` for an existing one without ``overwrite``,
+        ``RunBusyError`` for one being trained, ``PermissionError`` for a folder
+        that cannot be written.
+        """
+        lease.ensure_writable(RunPaths.of(self.id, root), overwrite=overwrite)
+
+    @contextlib.contextmanager
+    def writable_lease(self, root: str | None = None, *, overwrite: bool = False) -> Iterator[None]:
+        """Be the only writer of this run, its directory reserved, for the block."""
+        with lease.writable_lease(RunPaths.of(self.id, root), overwrite=overwrite):
+            yield
+
+    def display_path(self, root: str | None = None) -> str:
+        """``runs/<id>`` with forward slashes, free of any absolute prefix."""
+        return f"{os.path.basename(os.path.abspath(runs_root(root)))}/{self.id}"
+
+    # Copies
+
+    def with_idps(self, value: list[NNIterationDataPoint]) -> NNRun:
+        return replace(self, idps=value)
+
+    def with_history(self, value: str | None) -> NNRun:
+        return replace(self, history=value)
+
+    def with_resume_status(self, value: ResumeStatus | None) -> NNRun:
+        return replace(self, resume_status=value)
+
+    def with_provenance(self, value: ProvenanceRecord | None) -> NNRun:
+        return replace(self, provenance=value)
+
+    def with_precision(self, value: ResolvedPrecision | None) -> NNRun:
+        return replace(self, precision=value)
+
+    def with_compile(self, value: CompileRecord | None) -> NNRun:
+        return replace(self, compile=value)
+
+    # To look at
+
+    def __str__(self) -> str:
+        from nnx.store.display import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from nnx.store.display import as_html
+
+        return as_html(self)
+
+
+def write_config(run: NNRun, paths: RunPaths) -> None:
+    """Write ``run.yaml`` and ``metadata.yaml``; the caller holds the run's lock."""
+    write_yaml(paths.run_yaml, run.state())
+    write_metadata(run, paths)
+
+
+def write_metadata(run: NNRun, paths: RunPaths) -> None:
+    """Where and how the run ran: the environment, never part of its id."""
+    from nnx.seeding import env_snapshot
+
+    metadata = dict(env_snapshot())
+    for key, value in (("precision", run.precision), ("compile", run.compile)):
+        if value is not None:
+            metadata[key] = value.record()
+    if run.resume_status is not None:
+        metadata["resume"] = run.resume_status.state()
+    write_yaml(paths.metadata, metadata)
+
+
+def read_metadata(paths: RunPaths) -> dict[str, Any]:
+    """The environment record; a damaged one is a warning and counts as none."""
+    if not os.path.exists(paths.metadata):
+        return {}
+    try:
+        return read_yaml(paths.metadata)
+    except ValueError as error:
+        warnings.warn(f"{error}; it is ignored", RuntimeWarning, stacklevel=3)
+        return {}
+
+
+def from_state(state: Mapping[str, Any]) -> NNRun:
+    """A run without history from its :meth:`NNRun.state`."""
+    net, trainer = state.get("net"), state.get("trainer")
+    return NNRun(
+        net=None if net is None else NNParams.resolve_from_state(net),
+        model=NNModelParams.from_state(state["model"]),
+        train=NNTrainParams.from_state(state["train"]),
+        trainer=None if trainer is None else NNTrainerParams.from_state(trainer),
+        salt=state.get("salt"),
+        transforms=tuple(
+            NNCheckpointTransform.from_state(t) for t in state.get("transforms") or ()
+        ),
+    )
+
+
+def _read(paths: RunPaths) -> NNRun:
+    try:
+        run = from_state(read_yaml(paths.run_yaml))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{paths.run_yaml} is not a run's configuration: {error!r}") from error
+    except ValueError as error:
+        raise ValueError(f"{paths.run_yaml} cannot be read: {error}") from error
+    metadata = read_metadata(paths)
+    resume, precision = metadata.get("resume"), metadata.get("precision")
+    return replace(
+        run,
+        idps=read_history(paths),
+        history=paths.history if has_journal(paths) else None,
+        resume_status=None if resume is None else ResumeStatus.from_state(resume),
+        provenance=_provenance(paths),
+        precision=None if precision is None else _precision(precision),
+        compile=_compile(metadata.get("compile")),
+    )
+
+
+def _precision(record: Mapping[str, Any]) -> ResolvedPrecision:
+    from nnx.precision import ResolvedPrecision
+
+    return ResolvedPrecision.from_record(record)
+
+
+def _compile(record: Mapping[str, Any] | None) -> CompileRecord | None:
+    if record is None:
+        return None
+    from nnx.compilation import CompileRecord
+
+    return CompileRecord.from_record(record)
+
+
+def _provenance(paths: RunPaths) -> ProvenanceRecord | None:
+    if not os.path.exists(os.path.join(paths.dir, "provenance.json")):
+        return None
+    from nnx.provenance import load_provenance
+
+    return load_provenance(paths.id, paths.root)
+
+
+def _same_path(left: str, right: str) -> bool:
+    return os.path.realpath(left) == os.path.realpath(right)
+
+
+def _nearby(root: str, wanted: str) -> str:
+    """A hint at ids that begin or look alike."""
+    from difflib import get_close_matches
+
+    names = election.run_names(root)
+    close = [n for n in names if n.startswith(wanted)][:3] or get_close_matches(wanted, names, n=3)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""

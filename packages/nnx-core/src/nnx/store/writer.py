@@ -1,0 +1,324 @@
+"""The writing side of one fit: lease, history, and the epoch transaction."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nnx.records import NNIterationDataPoint
+from nnx.store import election, lease
+from nnx.store.commit import Commit
+from nnx.store.idps_csv import CsvHistory
+from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
+from nnx.store.points import ResumePoint
+from nnx.store.run import NNRun, write_config, write_metadata
+from nnx.utils import files as fs
+from nnx.utils.locks import locked
+
+if TYPE_CHECKING:
+    from nnx.history import HistoryJournal
+    from nnx.provenance import ExperimentManifest
+    from nnx.store.checkpoint import NNCheckpoint
+
+_BEST = "best"
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """One committed epoch: LAST's ordinal and id, and the epoch."""
+
+    generation: int
+    checkpoint_id: str
+    epoch: int
+
+
+class HistoryWriter(Protocol):
+    """Where records go: a table or a journal."""
+
+    @property
+    def view(self) -> Sequence[NNIterationDataPoint]: ...
+    def add(self, record: NNIterationDataPoint) -> None: ...
+    def replace_last(self, record: NNIterationDataPoint) -> None: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+    def everything(self) -> Sequence[NNIterationDataPoint]: ...
+
+
+class TableWriter:
+    """Every record in memory, each epoch's rows appended to ``idps.csv``."""
+
+    def __init__(self, path: str) -> None:
+        self.view: list[NNIterationDataPoint] = []
+        self._table = CsvHistory(path)
+        self._written = 0
+        self._before = 0
+
+    def add(self, record: NNIterationDataPoint) -> None:
+        self.view.append(record)
+
+    def replace_last(self, record: NNIterationDataPoint) -> None:
+        self.view[-1] = record
+
+    def everything(self) -> Sequence[NNIterationDataPoint]:
+        return self.view
+
+    def commit(self) -> None:
+        self._table.append(self.view[self._written :])
+        self._before, self._written = self._written, len(self.view)
+
+    def rollback(self) -> None:
+        self._table.rollback()
+        self._written = self._before
+
+
+class RunWriter:
+    """Writes one run while it trains; use :meth:`open`.
+
+    An epoch is committed in the order history, LAST, phase tags and BEST,
+    ``runs/best``, callback checkpoints. LAST decides: until it is published the
+    epoch never happened, afterwards it stays whatever fails.
+    """
+
+    def __init__(
+        self,
+        run: NNRun,
+        paths: RunPaths,
+        journal: HistoryJournal | None,
+        provenance: ExperimentManifest | None,
+        parent: Mapping[str, Any] | None,
+    ) -> None:
+        from nnx.provenance.attempts import AttemptRecorder
+
+        self.run = run
+        self.paths = paths
+        self.best_score = math.inf
+        self.attempts = AttemptRecorder(paths.dir, paths.id, provenance, parent)
+        self._journal = journal
+        self._history: HistoryWriter
+        if journal is None:
+            self._history = TableWriter(paths.idps_csv)
+        else:
+            from nnx.history.journal import JournalWriter
+
+            self._history = JournalWriter(paths.history, journal)
+        self._monitored = run.train.monitor is not None or (
+            run.trainer is not None and run.trainer.monitor is not None
+        )
+        self._generations: dict[str, tuple[int, str | None]] = {}
+        self._step_written = False
+        self._begun = False
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(
+        cls,
+        run: NNRun,
+        root: str | None = None,
+        *,
+        history: HistoryJournal | None = None,
+        overwrite: bool = False,
+        provenance: ExperimentManifest | None = None,
+        parent: ResumePoint | Mapping[str, Any] | None = None,
+    ) -> Iterator[RunWriter]:
+        """Hold the run for one fit.
+
+        Refuses an existing run (``FileExistsError``) unless ``overwrite``, and
+        one that is being trained (``RunBusyError``). The directory is released
+        again when the fit ends before it wrote a run file. ``parent`` is the
+        point this fit resumes, for its attempt to link.
+        """
+        paths = RunPaths.of(run.id, root)
+        link = _parent_link(parent, root) if isinstance(parent, ResumePoint) else parent
+        with lease.writable_lease(paths, overwrite=overwrite):
+            writer = cls(run, paths, history, provenance, link)
+            writer.attempts.start()
+            try:
+                yield writer
+            except BaseException as error:
+                if writer._begun:
+                    writer.attempts.fail(error, writer._compile_record())
+                else:
+                    writer.attempts.remove()
+                raise
+
+    # Records
+
+    @property
+    def idps(self) -> Sequence[NNIterationDataPoint]:
+        """The records so far: the running list, or the journal's read-only window."""
+        return self._history.view
+
+    def append(self, record: NNIterationDataPoint) -> None:
+        """Record one batch of the epoch that is running."""
+        self._history.add(record)
+
+    def extend(self, records: Iterable[NNIterationDataPoint]) -> None:
+        for record in records:
+            self._history.add(record)
+
+    def replace_last(self, record: NNIterationDataPoint) -> None:
+        """Complete the epoch's last record before it is committed."""
+        self._history.replace_last(record)
+
+    @contextlib.contextmanager
+    def full_history(self) -> Iterator[Sequence[NNIterationDataPoint]]:
+        """Every record so far, read back from a journal for the block."""
+        yield self._history.everything()
+
+    # Commits
+
+    def commit_epoch(
+        self,
+        checkpoint: NNCheckpoint,
+        training_state: Mapping[str, Any] | None,
+        *,
+        phases: Iterable[Enum | str] = (),
+        best: bool = False,
+        deferred: Mapping[str, NNCheckpoint] | None = None,
+    ) -> Committed:
+        """Commit the records since the last commit with the state after them.
+
+        ``phases`` and BEST share LAST's files. ``deferred`` maps stems to
+        checkpoints that are written as weights alone, after everything else.
+        Raises what failed; when that was before LAST was published, the history
+        is rolled back and the previous epoch stays the last.
+        """
+        self._begin()
+        tags = [LAST, *dict.fromkeys(tag_name(tag) for tag in phases)]
+        if best:
+            tags.append(_BEST)
+        commit = self._point(checkpoint, training_state, tags)
+        try:
+            self._history.commit()
+            with commit:
+                for tag in tags:
+                    commit.publish(tag)
+                    if tag == LAST:
+                        self._note(commit, checkpoint)
+        except BaseException:
+            if LAST not in commit.published:
+                self._history.rollback()
+            raise
+        finally:
+            if _BEST in commit.published:
+                self.best_score = election.score(checkpoint.idp)
+        self._after(best, deferred or {})
+        return Committed(commit.generation(LAST), commit.checkpoint_id, checkpoint.idp.epoch_idx)
+
+    def refresh_last(
+        self, checkpoint: NNCheckpoint, training_state: Mapping[str, Any] | None
+    ) -> Committed:
+        """Write LAST of the committed epoch again, as it is after training ended."""
+        with self._point(checkpoint, training_state, [LAST]) as commit:
+            commit.publish(LAST)
+            self._note(commit, checkpoint)
+        return Committed(commit.generation(LAST), commit.checkpoint_id, checkpoint.idp.epoch_idx)
+
+    def commit_step(self, checkpoint: NNCheckpoint, training_state: Mapping[str, Any]) -> None:
+        """Write the point inside the running epoch; it replaces the one before.
+
+        LAST, history and ``runs/best`` stay as they are. The next committed
+        epoch removes it.
+        """
+        self._begin()
+        with self._point(checkpoint, training_state, [STEP]) as commit:
+            commit.publish(STEP)
+        self._step_written = True
+
+    def finish(self) -> NNRun:
+        """Write what is known at the end; the run to hand to the caller."""
+        if self._begun:
+            with self._run_lock():
+                write_metadata(self.run, self.paths)
+        self.attempts.complete(self._compile_record())
+        run = replace(
+            self.run,
+            idps=list(self._history.view),
+            history=None if self._journal is None else self.paths.history,
+        )
+        if self.attempts.manifest is not None:
+            from nnx.provenance import ProvenanceRecord
+
+            record = ProvenanceRecord(
+                manifest=self.attempts.manifest,
+                fingerprint=self.attempts.manifest.fingerprint(),
+                attempt=self.attempts.attempt,
+            )
+            run = run.with_provenance(record)
+        self.run = run
+        return run
+
+    def _begin(self) -> None:
+        """Write the run's own files, once, before the first point of it."""
+        if self._begun:
+            return
+        with self._run_lock():
+            write_config(self.run, self.paths)
+        if not os.path.isdir(self.paths.checkpoints):
+            fs.disk.mkdir(self.paths.checkpoints)
+        fs.disk.flush_directory(self.paths.dir)
+        fs.disk.flush_directory(self.paths.root)
+        self._begun = True
+
+    def _point(
+        self, checkpoint: NNCheckpoint, state: Mapping[str, Any] | None, tags: Sequence[str]
+    ) -> Commit:
+        return Commit(
+            self.paths.checkpoints, checkpoint, state, tags=tags, generations=self._generations
+        )
+
+    def _note(self, commit: Commit, checkpoint: NNCheckpoint) -> None:
+        epoch = checkpoint.idp.epoch_idx
+        self.attempts.committed(LAST, epoch, commit.generation(LAST))
+
+    def _after(self, best: bool, deferred: Mapping[str, NNCheckpoint]) -> None:
+        if best and not self._monitored:
+            election.consider(self.paths, improved=True)
+        for stem, checkpoint in deferred.items():
+            tag = tag_name(stem)
+            with self._point(checkpoint, None, [tag]) as commit:
+                commit.publish(tag)
+        if self._step_written:
+            self._drop_step()
+
+    def _drop_step(self) -> None:
+        files = PointFiles(self.paths.checkpoints, STEP)
+        with locked(files.lock):
+            for path in (
+                files.manifest,
+                files.checkpoint,
+                files.compat_sidecar,
+                *files.sidecars(),
+            ):
+                with contextlib.suppress(FileNotFoundError):
+                    fs.disk.unlink(path)
+        self._generations.pop(STEP, None)
+        self._step_written = False
+
+    def _run_lock(self) -> contextlib.AbstractContextManager[None]:
+        return locked(self.paths.lock, timeout=120, what=f"run {self.paths.id}")
+
+    def _compile_record(self) -> dict[str, Any] | None:
+        return None if self.run.compile is None else self.run.compile.record()
+
+
+def _parent_link(point: ResumePoint, root: str | None) -> dict[str, Any]:
+    """What an attempt says of the point it resumed."""
+    from nnx.provenance import load_provenance
+
+    link: dict[str, Any] = {
+        "run_id": point.run_id,
+        "checkpoint": point.tag,
+        "epoch": point.completed_epoch,
+        "generation": point.generation,
+        "checkpoint_id": point.checkpoint_id,
+    }
+    record = load_provenance(point.run_id, root)
+    if record is not None and record.attempt is not None:
+        link["attempt_id"] = record.attempt.attempt_id
+    return link
