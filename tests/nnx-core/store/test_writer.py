@@ -73,9 +73,13 @@ def test_a_run_that_is_being_written_is_refused(parts, root):
 
 
 def test_a_fit_that_fails_before_its_first_commit_leaves_no_run(parts, root):
-    with pytest.raises(ZeroDivisionError), RunWriter.open(parts.run()) as writer:
-        writer.append(parts.record(0))
-        raise ZeroDivisionError
+    def fit():
+        with RunWriter.open(parts.run()) as writer:
+            writer.append(parts.record(0))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit()
     assert not os.path.exists(f"runs/{parts.run().id}")
     with RunWriter.open(parts.run()):
         pass
@@ -83,7 +87,8 @@ def test_a_fit_that_fails_before_its_first_commit_leaves_no_run(parts, root):
 
 def test_a_failed_last_rolls_the_history_back(train, parts, root, monkeypatch):
     run = parts.run(3)
-    with pytest.raises(TypeError, match=r"rng_state\['stream'\] holds a builtins.object"):
+
+    def fit():
         with RunWriter.open(run) as writer:
             for epoch in range(2):
                 writer.append(parts.record(epoch, 1))
@@ -91,6 +96,9 @@ def test_a_failed_last_rolls_the_history_back(train, parts, root, monkeypatch):
                 if epoch == 1:
                     state["rng_state"] = {"stream": object()}
                 writer.commit_epoch(parts.checkpoint(epoch), state)
+
+    with pytest.raises(TypeError, match=r"rng_state\['stream'\] holds a builtins.object"):
+        fit()
     assert [r.epoch_idx for r in NNRun.load(run.id).idps] == [0]
     assert NNCheckpoint.verify(run.id, Checkpoints.LAST)["position"]["completed_epoch"] == 0
     with open(f"runs/{run.id}/idps.csv") as stream:
