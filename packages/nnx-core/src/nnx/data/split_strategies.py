@@ -1,0 +1,151 @@
+"""How rows are dealt to training, validation and test. No strategy draws a random number.
+
+Every function returns one code per row: 0 train, 1 validation, 2 test, 3 excluded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from nnx.data.split_values import SplitError, Times, some
+
+SPLITS = ("train", "validation", "test")
+Codes = np.ndarray[Any, np.dtype[np.int8]]
+_TAGS = {str: "s", int: "i", float: "f", bool: "b"}
+
+
+def seeded_order(keys: Sequence[Any], seed: int) -> np.ndarray[Any, np.dtype[np.intp]]:
+    """The positions of ``keys`` sorted by the SHA-256 of the seed and the key.
+
+    The order depends on nothing else, so it is the same in every process and
+    with every version of every library.
+    """
+    if not len(keys):
+        return np.empty(0, dtype=np.intp)
+    start = f"{seed}:{_TAGS[type(keys[0])]}:"
+    sha256 = hashlib.sha256
+    digests = b"".join(
+        [sha256(f"{start}{key}".encode("utf-8", "surrogatepass")).digest() for key in keys]
+    )
+    words = np.frombuffer(digests, dtype=">u8").reshape(-1, 4).astype(np.uint64)
+    order = np.argsort(words[:, 0], kind="stable")
+    first = words[order, 0]
+    if (first[1:] == first[:-1]).any():  # equal in 64 bits: compare all 256
+        order = np.lexsort(words.T[::-1])
+    return order
+
+
+def by_group(groups: Sequence[Any], shares: Sequence[Fraction], seed: int) -> Codes:
+    """Each group goes whole to the split that is furthest below its number of rows."""
+    names, codes = _encode(groups)
+    sizes = np.bincount(codes, minlength=len(names)).tolist()
+    active = [s for s in range(3) if shares[s]]
+    if len(names) < len(active):
+        raise SplitError(
+            f"{len(names)} group(s) cannot fill {len(active)} splits; every active split "
+            f"needs a group of its own. Set a proportion to 0 or use fewer splits"
+        )
+    order = seeded_order(names, seed).tolist()
+    unit = math.lcm(*(share.denominator for share in shares))
+    room = [int(share * unit) * len(groups) for share in shares]  # rows times `unit`, exact
+    chosen: list[int] = [0] * len(names)
+    for group in order:
+        split = max(active, key=lambda s: (room[s], -s))
+        chosen[group] = split
+        room[split] -= sizes[group] * unit
+    _fill_empty(chosen, order, sizes, active)
+    return np.asarray(chosen, dtype=np.int8)[codes]
+
+
+def _fill_empty(chosen: list[int], order: list[int], sizes: list[int], active: list[int]) -> None:
+    """An active split without a group takes the smallest one of the split with most groups."""
+    for split in active:
+        if split in chosen:
+            continue
+        donor = max(active, key=lambda s: (chosen.count(s), -s))
+        moved = min((g for g in order if chosen[g] == donor), key=lambda g: sizes[g])
+        chosen[moved] = split
+
+
+def by_class(
+    ids: Sequence[Any],
+    labels: Sequence[Any],
+    shares: Sequence[Fraction],
+    seed: int,
+    *,
+    small_classes_train: bool,
+) -> tuple[Codes, list[Any]]:
+    """Every class in every active split, in its share; also the classes that only train.
+
+    Within a class the rows are ranked by seed and id and cut by the largest
+    remainder; the rounding is carried to the next class, so the totals follow
+    the shares too. Only then does a split that got no row of a class take one.
+    """
+    names, codes = _encode(labels)
+    sizes = np.bincount(codes, minlength=len(names)).tolist()
+    active = [s for s in range(3) if shares[s]]
+    small = [c for c in sorted(range(len(names)), key=names.__getitem__) if sizes[c] < len(active)]
+    if small and not small_classes_train:
+        listed = some(f"{names[c]!r} ({sizes[c]})" for c in small).replace("'", "").replace('"', "")
+        raise SplitError(
+            f"these classes have fewer rows than the {len(active)} active splits: {listed}; "
+            f'merge or drop them, or pass insufficient="train" to keep them in training'
+        )
+    order = seeded_order(ids, seed)
+    order = order[np.argsort(codes[order], kind="stable")]  # class by class, seeded inside
+    starts = np.concatenate(([0], np.cumsum(sizes))).tolist()
+    result: Codes = np.zeros(len(codes), dtype=np.int8)
+    carry = [Fraction(0)] * 3
+    for c in sorted(set(range(len(names))) - set(small), key=names.__getitem__):
+        counts, carry = _largest_remainder(sizes[c], shares, carry)
+        train, validation, _ = _at_least_one(counts, active)
+        start, stop = starts[c], starts[c + 1]
+        result[order[start + train : start + train + validation]] = 1
+        result[order[start + train + validation : stop]] = 2
+    return result, [names[c] for c in small]
+
+
+def _largest_remainder(
+    size: int, shares: Sequence[Fraction], carry: Sequence[Fraction]
+) -> tuple[list[int], list[Fraction]]:
+    ideal = [size * share + rest if share else Fraction(0) for share, rest in zip(shares, carry)]
+    counts = [max(0, math.floor(value)) for value in ideal]
+    while sum(counts) != size:
+        step = 1 if sum(counts) < size else -1
+        open_splits = [s for s in range(3) if shares[s] and (step > 0 or counts[s] > 0)]
+        split = max(open_splits, key=lambda s: (step * (ideal[s] - counts[s]), -s))
+        counts[split] += step
+    return counts, [value - count for value, count in zip(ideal, counts)]
+
+
+def _at_least_one(counts: list[int], active: list[int]) -> list[int]:
+    for split in active:
+        if counts[split] == 0:
+            counts[max(active, key=lambda s: (counts[s], -s))] -= 1
+            counts[split] = 1
+    return counts
+
+
+def by_time(times: Times, cutoffs: Sequence[int | float | None], gap: int | float | None) -> Codes:
+    """Rows from a cutoff on start the later split; rows within ``gap`` before it are left out."""
+    result: Codes = np.zeros(len(times), dtype=np.int8)
+    for split, cutoff in zip((1, 2), cutoffs):
+        if cutoff is not None:
+            result[~times.before(cutoff)] = split
+    for cutoff in cutoffs:
+        if cutoff is not None and gap:
+            result[times.before(cutoff) & ~times.before(cutoff - gap)] = 3
+    return result
+
+
+def _encode(values: Sequence[Any]) -> tuple[list[Any], np.ndarray[Any, np.dtype[np.intp]]]:
+    """The distinct values, sorted, and each row's position among them."""
+    names = sorted(set(values))
+    codes = {name: code for code, name in enumerate(names)}
+    return names, np.fromiter((codes[v] for v in values), dtype=np.intp, count=len(values))
