@@ -77,7 +77,8 @@ def lr_finder(
     rates = [start_lr * (end_lr / start_lr) ** (i / (num_iter - 1)) for i in range(num_iter)]
     with _untouched(net, train_loader, device) as place:
         net.train()
-        optimizer = (optimizer_cls or torch.optim.Adam)(trainable, lr=start_lr)
+        build: Callable[..., torch.optim.Optimizer] = optimizer_cls or torch.optim.Adam
+        optimizer = build(trainable, lr=start_lr)
         losses, smoothed = _sweep(
             net, train_loader, loss_fn, optimizer, rates, place, diverge_threshold, ema_alpha
         )

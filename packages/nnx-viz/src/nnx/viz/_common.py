@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -48,9 +49,7 @@ def to_device_of(net: nn.Module, value: Any) -> Any:
     """Move tensors in ``value`` to the device of the first parameter or buffer of ``net``."""
     import torch
 
-    first = next(net.parameters(), None)
-    if first is None:
-        first = next(net.buffers(), None)
+    first = next(itertools.chain(net.parameters(), net.buffers()), None)
     return value if first is None else _move(value, first.device, torch.Tensor)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
+import shutil
+import tempfile
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnx.utils.files import atomic_write
@@ -45,22 +47,23 @@ def netron_export(
     inputs = to_device_of(net, _positional(example_input))
     names = [f"input_{i}" for i in range(len(inputs))]
     axes = {n: {0: "batch"} for n in [*names, "output"]} if dynamic_batch else None
-    graph = io.BytesIO()
-    with borrowed(net), torch.no_grad(), warnings.catch_warnings():
-        # The exporter that traces is the one that needs no further library.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.onnx.export(
-            net,
-            inputs,
-            graph,
-            input_names=names,
-            output_names=["output"],
-            dynamic_axes=axes,
-            opset_version=opset_version,
-            dynamo=False,
-        )
-    with atomic_write(path, "wb") as stream:
-        stream.write(graph.getbuffer())
+    with tempfile.TemporaryDirectory() as folder:
+        graph = Path(folder) / "graph.onnx"
+        with borrowed(net), torch.no_grad(), warnings.catch_warnings():
+            # The exporter that traces is the one that needs no further library.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.onnx.export(
+                net,
+                inputs,
+                graph,
+                input_names=names,
+                output_names=["output"],
+                dynamic_axes=axes,
+                opset_version=opset_version,
+                dynamo=False,
+            )
+        with atomic_write(path, "wb") as stream, graph.open("rb") as written:
+            shutil.copyfileobj(written, stream)
     if netron is not None:
         netron.start(os.fspath(path))
     return path
