@@ -1,0 +1,31 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+RUNS_VARIABLE = "NNX_RUNS"
+
+RunsFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--runs", metavar="FOLDER", help=f"The runs folder (default: ${RUNS_VARIABLE} or ./runs)."
+    ),
+]
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+
+
+def use_runs(folder: str | None) -> None:
+    """Make ``folder`` the runs folder of this process and of those that it starts."""
+    if folder is not None:
+        os.environ[RUNS_VARIABLE] = folder
+
+
+def use_quiet(quiet: bool) -> None:
+    """Switch progress bars off; tqdm reads this when it is first imported."""
+    if quiet:
+        os.environ["TQDM_DISABLE"] = "1"
