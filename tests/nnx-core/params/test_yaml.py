@@ -96,7 +96,7 @@ def test_a_registered_model_has_no_net_section():
     model = NNModelParams(net=ModelSpec("acme.encoder", 1, {"width": 64}))
     run = config(net=None, model=model)
     assert RunConfig.from_yaml(run.to_yaml()).model.net.config["width"] == 64
-    with pytest.raises(ValueError, match="the NNParams of the built-in net"):
+    with pytest.raises(ValueError, match=r"Nets.FEED_FWD is built from NNParams, not None"):
         config(net=None)
 
 

@@ -131,10 +131,13 @@ class Nets(Enum):
         """Build the network, through the registry "net".
 
         Raises an error that names the distribution to install when the builder
-        belongs to one that is absent.
+        belongs to one that is absent, and a ``ValueError`` for the params of
+        another network.
         """
+        from nnx.params.net import check_net_params
         from nnx.plugins import manager
 
+        check_net_params(self, params)
         own = _CORE_NETS.get(self.value)
         build: Any = load_reference(own) if own else manager.registry("net").resolve(self.value)
         return build(params=params)

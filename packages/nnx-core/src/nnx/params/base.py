@@ -140,9 +140,13 @@ class Params(YamlFile):
             field = fields[key]
             try:
                 values[field.name] = field.decode(value)
-            except (ValueError, TypeError, AttributeError, SyntaxError) as error:
+            except _UNREADABLE as error:
                 raise ValueError(f"{cls.__name__} cannot read {key!r}: {error}") from error
         return cls(**values)
+
+
+# What decoding malformed data can raise; literals nested too deeply included.
+_UNREADABLE = (ValueError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError)
 
 
 def check_keys(owner: str, state: Any, known: Any) -> None:

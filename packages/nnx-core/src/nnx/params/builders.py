@@ -71,6 +71,10 @@ class Builder(Generic[P]):
         }
         return builder
 
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={check.show(value)}" for name, value in self._fields.items())
+        return f"{type(self).__name__}({fields})"
+
     def _set(self: B, **values: Any) -> B:
         self._fields.update({name: _owned(name, value) for name, value in values.items()})
         return self

@@ -65,6 +65,11 @@ class MonitorSpec(Params):
     def check_names(self, metrics: Sequence[MetricSpec], owner: str = "monitor") -> None:
         """Raise unless the metric is "loss", "error" or one of the declared ``metrics``."""
         labels = [metric.label for metric in metrics]
+        if self.metric in BUILT_IN and self.metric in labels:
+            raise ValueError(
+                f"{owner} watches {self.metric!r}, which is both the run's own and the name of a "
+                "declared metric; give the metric another name (MetricSpec(..., name=...))"
+            )
         if self.metric in BUILT_IN or self.metric in labels:
             return
         known = (*BUILT_IN, *labels)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nnx.enums import Activations
+from nnx.enums import Activations, Nets
 from nnx.params.base import (
     Params,
     StateField,
@@ -130,17 +130,9 @@ class NNParams(Params):
     @staticmethod
     def resolve_from_state(state: Mapping[str, Any]) -> NNParams:
         """Rebuild the params class that wrote ``state``, told apart by its own keys."""
-        from nnx.params.transformer import NNTransformerParams, NNViTParams
-
-        owners: tuple[tuple[str, type[NNParams]], ...] = (
-            ("vocab_size", NNTransformerParams),
-            ("image_size", NNViTParams),
-            ("conv_channels", NNConvParams),
-            ("num_experts", NNMoEParams),
-        )
         found = state if isinstance(state, Mapping) else ()
-        cls = next((owner for key, owner in owners if key in found), NNParams)
-        return cls.from_state(state)
+        kinds = (cls for key, cls in _own_classes().values() if key in found)
+        return next(kinds, NNParams).from_state(state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,3 +238,24 @@ class NNMoEParams(NNParams):
         owner = type(self).__name__
         put(self, num_experts=check.count(owner, "num_experts", self.num_experts, at_least=2))
         put(self, top_k=check.count(owner, "top_k", self.top_k, at_most=self.num_experts))
+
+
+def _own_classes() -> dict[Nets, tuple[str, type[NNParams]]]:
+    """The networks with params of their own: a key that only those write, and the class."""
+    from nnx.params.transformer import NNTransformerParams, NNViTParams
+
+    return {
+        Nets.TRANSFORMER: ("vocab_size", NNTransformerParams),
+        Nets.VIT: ("image_size", NNViTParams),
+        Nets.CONV: ("conv_channels", NNConvParams),
+        Nets.FEED_FWD_MOE: ("num_experts", NNMoEParams),
+    }
+
+
+def check_net_params(net: Nets, params: Any) -> None:
+    """Raise ``ValueError`` unless ``params`` describe the network ``net``."""
+    _, needed = _own_classes().get(net, ("", NNParams))
+    if not isinstance(params, needed):
+        raise ValueError(
+            f"Nets.{net.name} is built from {needed.__name__}, not {check.show(params)}"
+        )

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nnx.enums import Nets
 from nnx.params.base import YamlFile, check_keys, put
 from nnx.params.identity import run_state
 from nnx.params.model import NNModelParams
-from nnx.params.net import NNParams
+from nnx.params.net import NNParams, check_net_params
 from nnx.params.registered import NNCheckpointTransform
 from nnx.params.training import NNTrainerParams, NNTrainParams
 from nnx.utils import validation as check
@@ -46,8 +47,8 @@ class RunConfig(YamlFile):
                 check.instance(owner, name, getattr(self, name), kind)
         if self.train is None and self.trainer is None:
             check.refuse(owner, "train", None, "an NNTrainParams when there is no trainer")
-        if self.net is None and self.model.builtin:
-            check.refuse(owner, "net", None, f"the NNParams of the built-in net {self.model.net}")
+        if isinstance(self.model.net, Nets):
+            check_net_params(self.model.net, self.net)
         if self.salt is not None:
             put(self, salt=check.text(owner, "salt", self.salt))
         put(self, transforms=tuple(self.transforms))

@@ -36,9 +36,7 @@ class TaskSpec:
         owner = "TaskSpec"
         put(self, kind=check.choice(owner, "kind", self.kind, TASK_KINDS))
         if self.num_outputs is not None:
-            least = 2 if self.kind == "categorical" else 1
-            width = check.count(owner, "num_outputs", self.num_outputs, at_least=least)
-            put(self, num_outputs=width)
+            put(self, num_outputs=check.count(owner, "num_outputs", self.num_outputs))
         if self.ignore_index is not None:
             if self.kind != "categorical":
                 check.refuse(owner, "ignore_index", self.ignore_index, f"None for {self.kind}")

@@ -113,8 +113,8 @@ class NNTrainParams(_Training):
     seed: int | None = None
     data_id: str | None = None
     save_phase_checkpoints: bool = True
-    train_loader: Iterable[Any] | None = None
-    val_loader: Iterable[Any] | None = None
+    train_loader: Iterable[Any] | None = field(default=None, repr=False)
+    val_loader: Iterable[Any] | None = field(default=None, repr=False)
     metrics: tuple[MetricSpec, ...] = ()
     monitor: MonitorSpec | None = None
     extra_metrics: Mapping[str, Callable[..., Any]] | None = None
@@ -178,8 +178,8 @@ class NNTrainerParams(_Training):
     save_phase_checkpoints: bool = True
     auto_step_schedulers: bool = True
     overwrite_existing: bool = False
-    train_loader: Iterable[Any] | None = None
-    val_loader: Iterable[Any] | None = None
+    train_loader: Iterable[Any] | None = field(default=None, repr=False)
+    val_loader: Iterable[Any] | None = field(default=None, repr=False)
     extra_metrics: Mapping[str, Callable[..., Any]] | None = None
     resume_from_run_id: str | None = None
     resume_from_checkpoint: str | None = "last"
@@ -294,17 +294,8 @@ def _check_resume(owner: str, params: Any) -> None:
         put(params, resume_from_checkpoint=tag.value)
     elif tag is not None:
         put(params, resume_from_checkpoint=check.text(owner, "resume_from_checkpoint", tag))
-    source, parent = params.resume_from_run_id, params.parent_run_id
-    if source is None:
-        return
-    if parent is not None and parent != source:
-        check.refuse(
-            owner,
-            "parent_run_id",
-            parent,
-            f"left out, or the same as resume_from_run_id ({source!r})",
-        )
-    if tag is None:
+    # A stored lineage beside a new request is no contradiction: a loaded run may be resumed.
+    if params.resume_from_run_id is not None and tag is None:
         check.refuse(
             owner, "resume_from_checkpoint", None, "the name of a checkpoint of the resumed run"
         )
@@ -313,7 +304,7 @@ def _check_resume(owner: str, params: Any) -> None:
 def _check_loader(owner: str, name: str, loader: Any) -> None:
     if loader is None:
         return
-    if isinstance(loader, Iterator):
+    if _is_one_shot(loader):
         raise ValueError(
             f"{owner}.{name} is a one-shot iterator ({check.show(loader)}): the second epoch "
             "would find it empty. Pass what can be read again: a DataLoader, a list of batches, "
@@ -321,6 +312,22 @@ def _check_loader(owner: str, name: str, loader: Any) -> None:
         )
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         check.refuse(owner, name, loader, "an iterable of batches")
+
+
+_RETURNS_ITSELF = (lambda self: self).__code__.co_code
+
+
+def _is_one_shot(loader: Any) -> bool:
+    """Whether ``iter(loader)`` can only go on where the last reader stopped.
+
+    A class may be its own iterator and still start anew in ``__iter__``; one
+    whose ``__iter__`` only returns itself (as generators, ``map``, ``zip`` and a
+    DataLoader's iterator do) cannot. Nothing is read to find out.
+    """
+    if not isinstance(loader, Iterator):
+        return False
+    code = getattr(type(loader).__iter__, "__code__", None)
+    return code is None or code.co_code == _RETURNS_ITSELF
 
 
 def _checked_metrics(owner: str, metrics: Any) -> tuple[MetricSpec, ...]:

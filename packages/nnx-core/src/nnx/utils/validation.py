@@ -110,8 +110,11 @@ def instance(owner: str, field: str, value: Any, types: type | tuple[type, ...])
     if not isinstance(value, types):
         kinds = types if isinstance(types, tuple) else (types,)
         names = " or ".join(kind.__name__ for kind in kinds)
-        refuse(owner, field, value, f"{'an' if names[0] in 'AEIOU' else 'a'} {names}")
+        refuse(owner, field, value, f"{'an' if names.startswith(_AN) else 'a'} {names}")
     return value
+
+
+_AN = (*"AEIOU", "NN")  # class names that are spoken with a vowel first
 
 
 def close(word: Any, options: Iterable[str]) -> str:
