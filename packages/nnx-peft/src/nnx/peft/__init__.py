@@ -14,10 +14,20 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         "adapters": ["AdapterLayer"],
         "dora": ["DoRALinear", "apply_dora_to"],
+        "huggingface": ["load_peft_adapter", "save_peft_adapter"],
         "ia3": ["IA3Linear", "apply_ia3_to", "load_ia3_weights", "save_ia3_weights"],
         "lora": ["LoRALinear", "apply_lora_to", "load_lora_weights", "save_lora_weights"],
         "lora_conv": ["LoRAConv2d"],
         "lora_embedding": ["LoRAEmbedding"],
+        "lora_plus": ["lora_plus_groups", "lora_plus_specs"],
         "merging": ["merge_adapters", "unmerge_adapters"],
+        "named": [
+            "adapter_names",
+            "add_adapter",
+            "combine_adapters",
+            "delete_adapter",
+            "disabled_adapters",
+            "set_adapter",
+        ],
     },
 )

@@ -46,12 +46,17 @@ class DoRALinear(LoRALinear):
         scale = torch.where(usable, self.magnitude.to(v.dtype) / norms.where(usable, 1.0), 1.0)
         return (scale.unsqueeze(1) * v).to(weight.dtype)
 
+    def owned_parameters(self, name: str) -> tuple[nn.Parameter, ...]:
+        return (*super().owned_parameters(name), self.magnitude)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.merged:
+        if self.merged or not self.active:
             return self.base(x)
         return F.linear(x, self.effective_weight(), self.base.bias)
 
     def merged_tensors(self) -> dict[str, torch.Tensor]:
+        if not self.active:
+            return {"weight": self.base.weight}
         training = self.lora_dropout.training
         self.lora_dropout.eval()
         try:

@@ -62,12 +62,13 @@ class NamedAdapter(LowRank):
         alpha: float,
         dropout: float,
         rslora: bool,
+        reset: bool = True,
     ) -> None:
         super().__init__()
         self._set_low_rank(
             r=r, alpha=alpha, dropout=dropout, rslora=rslora, training=layer.training
         )
-        self.lora_A, self.lora_B = layer.new_matrices(r)
+        self.lora_A, self.lora_B = layer.new_matrices(r, reset=reset)
         self.training = layer.training
 
 
@@ -93,14 +94,15 @@ class LoRALayer(AdaptedLayer, LowRank):
         self.lora_A, self.lora_B = self.new_matrices(r)
         self.freeze_base()
 
-    def new_matrices(self, r: int) -> tuple[nn.Parameter, nn.Parameter]:
-        """Fresh matrices of rank ``r`` whose product is zero, beside the base's weight."""
+    def new_matrices(self, r: int, *, reset: bool = True) -> tuple[nn.Parameter, nn.Parameter]:
+        """Matrices of rank ``r`` beside the base's weight; fresh ones have product zero."""
         weight = floating_weight(self.base)
         a, b = (
             nn.Parameter(torch.empty(shape, dtype=weight.dtype, device=weight.device))
             for shape in self.matrix_shapes(r)
         )
-        self.reset_matrices(a, b)
+        if reset:
+            self.reset_matrices(a, b)
         return a, b
 
     def matrix_shapes(self, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -128,6 +130,11 @@ class LoRALayer(AdaptedLayer, LowRank):
         if self.adapters is None or name not in self.adapters:
             raise KeyError(name)
         return self.adapters[name]  # type: ignore[return-value]
+
+    def owned_parameters(self, name: str) -> tuple[nn.Parameter, ...]:
+        """What trains when the adapter called ``name`` does."""
+        adapter = self.adapter(name)
+        return adapter.lora_A, adapter.lora_B
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.base(x)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from nnx.peft.base import AdaptedLayer, floating_weight
 from torch import nn
 
@@ -18,7 +21,7 @@ _READ_BY_PARENT: tuple[tuple[type[nn.Module], frozenset[str]], ...] = (
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """One place where a module is registered: ``parent.name``, under all of its paths."""
 
@@ -56,7 +59,7 @@ def select(
     ``ValueError``, before anything changes, when no pattern is given or when a
     selected layer cannot be replaced.
     """
-    matches = _matcher(patterns)
+    matches = matcher(patterns)
     every = slots(root)
     chosen = [
         slot
@@ -67,6 +70,31 @@ def select(
     if problems:
         raise ValueError("nothing was adapted:\n" + "\n".join(f"- {p}" for p in problems))
     return chosen
+
+
+def examine(
+    root: nn.Module, targets: Sequence[str], *, kinds: tuple[type[nn.Module], ...]
+) -> tuple[list[Slot], list[tuple[str, str]]]:
+    """The slots at exactly these paths, and what is wrong with them as (target, problem)."""
+    every = slots(root)
+    by_path = {path: slot for slot in every for path in slot.paths}
+    chosen: list[Slot] = []
+    problems: list[tuple[str, str]] = []
+    wanted = " or ".join(kind.__name__ for kind in kinds)
+    for target in targets:
+        slot = by_path.get(target)
+        if slot is None:
+            problems.append((target, "the net has no such submodule"))
+        elif slot.holds_base:
+            problems.append((target, "it is the base of a wrapper already"))
+        elif not isinstance(slot.module, kinds):
+            problems.append((target, f"it is a {type(slot.module).__name__}, not a {wanted}"))
+        elif slot in chosen:
+            problems.append((target, f"it is the same layer as {slot.path!r}, named twice"))
+        else:
+            chosen.append(slot)
+            problems += [(target, problem) for problem in _problems([slot], every)]
+    return chosen, problems
 
 
 def wrap(chosen: Iterable[Slot], build: Callable[[nn.Module], nn.Module]) -> int:
@@ -84,7 +112,15 @@ def wrap(chosen: Iterable[Slot], build: Callable[[nn.Module], nn.Module]) -> int
     return len(wrappers)
 
 
-def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+def read_by_parent(slot: Slot) -> bool:
+    """Whether the slot's parent reads the layer's weight instead of calling the layer."""
+    return any(
+        isinstance(slot.parent, parent) and slot.name in names for parent, names in _READ_BY_PARENT
+    )
+
+
+def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a path matches any of the globs; refuses an empty list of them."""
     if not patterns:
         raise ValueError('no name pattern was given; pass at least one glob, "*" for every layer')
     for pattern in patterns:
@@ -108,14 +144,24 @@ def _problems(chosen: Sequence[Slot], every: Sequence[Slot]) -> list[str]:
                 "it into independent layers. Register it once, or select only layers without "
                 "aliases"
             ] = None
-        for parent, names_read in _READ_BY_PARENT:
-            if isinstance(slot.parent, parent) and slot.name in names_read:
-                problems[
-                    f"{slot.path!r} is read directly by its {type(slot.parent).__name__}, which "
-                    "would bypass a wrapper. Select other projections"
-                ] = None
+        if read_by_parent(slot):
+            problems[
+                f"{slot.path!r} is read directly by its {type(slot.parent).__name__}, which "
+                "would bypass a wrapper. Select other projections"
+            ] = None
         try:
             floating_weight(slot.module)
         except ValueError as error:
             problems[f"{slot.path!r}: {error}"] = None
     return list(problems)
+
+
+def meta_copy(net: nn.Module) -> nn.Module:
+    """A deep copy of ``net`` whose tensors hold no data, tied ones still tied."""
+    memo: dict[int, Any] = {}
+    for parameter in net.parameters():
+        empty = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        memo[id(parameter)] = empty
+    for buffer in net.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(net, memo)
