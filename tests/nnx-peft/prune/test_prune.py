@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 
 import pytest
 import torch
@@ -117,13 +117,6 @@ class TestSemiStructured:
             semi_structured_24(model())
 
     def test_without_torchao_the_install_line_is_named(self, monkeypatch):
-        real = builtins.__import__
-
-        def missing(name, *args, **kwargs):
-            if name.startswith("torchao"):
-                raise ImportError(name)
-            return real(name, *args, **kwargs)
-
-        monkeypatch.setattr(builtins, "__import__", missing)
+        monkeypatch.setitem(sys.modules, "torchao.sparsity", None)
         with pytest.raises(ImportError, match=r'pip install "nnx-peft\[quantize\]"'):
             semi_structured_24(model())

@@ -38,4 +38,8 @@ def nnx_public_names() -> Mapping[str, str]:
 
 @hookimpl
 def nnx_transforms() -> Mapping[tuple[str, int], Any]:
-    return {}
+    return {
+        ("nnx.lora", 1): "nnx.transforms.operations:LORA_OPERATION",
+        ("nnx.low_rank", 1): "nnx.transforms.operations:LOW_RANK_OPERATION",
+        ("torchao.qat", 1): "nnx.quantize.qat:replay",
+    }

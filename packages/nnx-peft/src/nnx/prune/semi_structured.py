@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 
-from nnx.plugins.siblings import install_line
+from nnx.quantize.torchao import require
 from torch import nn
 
 
@@ -18,12 +18,8 @@ def semi_structured_24(net: nn.Module, *, layer_pattern: str = "*") -> int:
     Raises ``ImportError`` without torchao. torch's ``RuntimeError`` on hardware
     or shapes without support is passed on.
     """
-    try:
-        from torchao.sparsity import semi_sparse_weight, sparsify_
-    except ImportError as error:
-        raise ImportError(
-            f"2:4 sparsity needs torchao: {install_line('nnx-peft', 'quantize')}"
-        ) from error
+    sparsify_ = require("torchao.sparsity:sparsify_", "2:4 sparsity")
+    semi_sparse_weight = require("torchao.sparsity:semi_sparse_weight", "2:4 sparsity")
 
     def is_target(module: nn.Module, name: str) -> bool:
         return isinstance(module, nn.Linear) and fnmatch.fnmatchcase(name, layer_pattern)

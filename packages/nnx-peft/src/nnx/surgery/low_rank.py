@@ -12,7 +12,7 @@ class LowRankLinear(nn.Sequential):
     """``nn.Linear(in, rank, bias=False)`` then ``nn.Linear(rank, out)``."""
 
     @property
-    def layers(self) -> tuple[nn.Linear, nn.Linear]:
+    def factors(self) -> tuple[nn.Linear, nn.Linear]:
         first, second = self
         assert isinstance(first, nn.Linear)
         assert isinstance(second, nn.Linear)
@@ -20,11 +20,11 @@ class LowRankLinear(nn.Sequential):
 
     @property
     def in_features(self) -> int:
-        return self.layers[0].in_features
+        return self.factors[0].in_features
 
     @property
     def out_features(self) -> int:
-        return self.layers[1].out_features
+        return self.factors[1].out_features
 
 
 def check_rank(linear: nn.Module, rank: int, method: str) -> None:
@@ -48,10 +48,8 @@ def allocate_factors(linear: nn.Linear, rank: int) -> LowRankLinear:
         first = nn.Linear(linear.in_features, rank, bias=False)
         second = nn.Linear(rank, linear.out_features, bias=bias is not None)
     for layer in (first, second):
-        layer.weight = nn.Parameter(
-            torch.empty(layer.weight.shape, dtype=weight.dtype, device=weight.device),
-            requires_grad=weight.requires_grad,
-        )
+        values = torch.empty(layer.weight.shape, dtype=weight.dtype, device=weight.device)
+        layer.weight = nn.Parameter(values, requires_grad=weight.requires_grad)
     if bias is not None:
         second.bias = nn.Parameter(torch.empty_like(bias), requires_grad=bias.requires_grad)
     return LowRankLinear(first, second).train(linear.training)
@@ -72,10 +70,10 @@ def low_rank_factorize(linear: nn.Linear, *, rank: int, method: str = "svd") -> 
     """
     check_rank(linear, rank, method)
     factors = allocate_factors(linear, rank)
-    first, second = factors.layers
     weight = linear.weight
     exact = weight if weight.dtype == torch.float64 else weight.float()
     u, s, vh = torch.linalg.svd(exact, full_matrices=False)
+    first, second = factors.factors
     first.weight.copy_(s[:rank, None] * vh[:rank])
     second.weight.copy_(u[:, :rank])
     if linear.bias is not None:

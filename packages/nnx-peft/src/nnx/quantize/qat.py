@@ -1,0 +1,165 @@
+"""Quantization-aware training: int8 dynamic activations, grouped int4 weights ("8da4w")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nnx.callbacks import Callback
+from nnx.params import NNCheckpointTransform
+from nnx.peft.placement import read_by_parent, slots
+from nnx.quantize.torchao import require
+from nnx.seeding import isolated_rng
+from torch import nn
+
+if TYPE_CHECKING:
+    from nnx import TrainStepFn
+
+TRANSFORM = "torchao.qat"
+_SUPPORTED_CONFIGS = {
+    "8da4w": "torchao.quantization.qat:Int8DynActInt4WeightQATQuantizer",
+}
+
+
+def qat_train_step_factory(
+    base_step: TrainStepFn | None = None, qat_config: str = "8da4w"
+) -> TrainStepFn:
+    """The training step of a quantization-aware fit: ``base_step``, or the default step.
+
+    The fake-quantized layers that :class:`QATLifecycleCallback` puts in act in
+    any step's forward pass; what this adds is that a wrong ``qat_config`` or a
+    missing torchao is refused before anything is built.
+
+    Raises ``ValueError`` for an unknown config and ``ImportError`` without
+    torchao.
+    """
+    _quantizer_class(qat_config)
+    if base_step is not None:
+        return base_step
+    from nnx import default_train_step
+
+    return default_train_step
+
+
+class QATLifecycleCallback(Callback):
+    """Fake-quantize the net when training begins, quantize it when training ends.
+
+    Every ``nn.Linear`` of ``model.net`` whose input width is a multiple of
+    ``groupsize`` is swapped in place for a layer that computes with rounded
+    weights and activations while its full-precision weight trains. At the end
+    the weights become int4 groups with scales: the model then is for inference,
+    its last checkpoint records the conversion, and
+    :meth:`NNModel.from_checkpoint` rebuilds it.
+
+    ``quantizer`` is torchao's; ``is_prepared`` and ``is_converted`` tell the
+    phase.
+
+    Raises ``ValueError`` for an unknown ``qat_config`` or a ``groupsize`` below
+    1, ``ImportError`` without torchao, and ``ValueError`` at the begin of
+    training when the net has no layer to quantize.
+    """
+
+    def __init__(self, qat_config: str = "8da4w", *, groupsize: int = 32) -> None:
+        if isinstance(groupsize, bool) or not isinstance(groupsize, int) or groupsize < 1:
+            raise ValueError(f"groupsize must be an integer >= 1, not {groupsize!r}")
+        self.quantizer: Any = _quantizer_class(qat_config)(groupsize=groupsize)
+        self.qat_config = qat_config
+        self.groupsize = groupsize
+        self.is_prepared = False
+        self.is_converted = False
+        self._targets: tuple[str, ...] = ()
+
+    def on_train_begin(self, ctx: Any) -> None:
+        net = ctx.model.net
+        targets = eligible(net, self.groupsize)
+        if not targets:
+            raise ValueError(
+                f"the net has no Linear whose input width is a multiple of groupsize="
+                f"{self.groupsize}, so nothing can be quantized; choose another groupsize"
+            )
+        _refuse_unreachable(net, targets)
+        self.quantizer = _quantizer(net, targets, self.qat_config, self.groupsize)
+        _prepare(self.quantizer, net)
+        self._targets = targets
+        self.is_prepared, self.is_converted = True, False
+
+    def on_train_end(self, ctx: Any) -> None:
+        if self.is_prepared:
+            _convert(self.quantizer, ctx.model.net)
+            self.is_prepared, self.is_converted = False, True
+
+    def checkpoint_transforms(self) -> tuple[NNCheckpointTransform, ...]:
+        """What rebuilds the converted net; nothing before the conversion."""
+        if not self.is_converted:
+            return ()
+        config = {"qat_config": self.qat_config, "groupsize": self.groupsize}
+        options = {"targets": list(self._targets), "config": config}
+        return (NNCheckpointTransform(name=TRANSFORM, version=1, options=options),)
+
+
+def replay(net: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+    """The quantized topology on a fresh base, its values to be filled by a checkpoint."""
+    config = options["config"]
+    qat_config, groupsize = config["qat_config"], config["groupsize"]
+    _quantizer_class(qat_config)
+    targets = eligible(net, groupsize)
+    if set(targets) != set(options["targets"]):
+        raise ValueError(
+            f"a checkpoint quantized {sorted(options['targets'])} with groupsize={groupsize}, and "
+            f"this net would quantize {sorted(targets)}: it is not the net that was trained"
+        )
+    quantizer = _quantizer(net, targets, qat_config, groupsize)
+    _prepare(quantizer, net)
+    _convert(quantizer, net)
+    return net
+
+
+def eligible(net: nn.Module, groupsize: int) -> tuple[str, ...]:
+    """The Linears that torchao's recipe quantizes."""
+    return tuple(
+        name
+        for name, module in net.named_modules()
+        if name and isinstance(module, nn.Linear) and module.in_features % groupsize == 0
+    )
+
+
+def _refuse_unreachable(net: nn.Module, targets: tuple[str, ...]) -> None:
+    for slot in slots(net):
+        if slot.path in targets and read_by_parent(slot):
+            raise ValueError(
+                f"{slot.path!r} is read directly by its {type(slot.parent).__name__}, which cannot "
+                "use a quantized weight; train another net or choose a groupsize that leaves it out"
+            )
+
+
+def _quantizer_class(qat_config: str) -> Any:
+    if qat_config not in _SUPPORTED_CONFIGS:
+        known = ", ".join(map(repr, _SUPPORTED_CONFIGS))
+        raise ValueError(f"qat_config must be one of {known}, not {qat_config!r}")
+    return require(_SUPPORTED_CONFIGS[qat_config], "quantization-aware training")
+
+
+def _quantizer(net: nn.Module, targets: tuple[str, ...], qat_config: str, groupsize: int) -> Any:
+    layer = net.get_submodule(targets[0])
+    assert isinstance(layer, nn.Linear)
+    return _quantizer_class(qat_config)(groupsize=groupsize, precision=layer.weight.dtype)
+
+
+def _prepare(quantizer: Any, net: nn.Module) -> None:
+    _swap(net, quantizer.prepare)
+
+
+def _convert(quantizer: Any, net: nn.Module) -> None:
+    _swap(net, quantizer.convert)
+    for module in net.modules():  # torchao registers a quantized layer's bias as trainable
+        if "scales" in module._buffers and isinstance(module._parameters.get("bias"), nn.Parameter):
+            module._parameters["bias"].requires_grad_(False)
+
+
+def _swap(net: nn.Module, swap: Any) -> None:
+    """Let torchao replace layers, without moving the RNG or any layer's mode."""
+    modes = {name: module.training for name, module in net.named_modules()}
+    with isolated_rng():  # the replacements are initialized before they take the weights over
+        swap(net)
+    for name, module in net.named_modules():
+        module.training = modes.get(name, modes.get(name.rpartition(".")[0], net.training))

@@ -1,0 +1,116 @@
+"""The operations that ship: LoRA wrappers and low-rank factors on named Linears.
+
+Each is one object with what the registry asks of a replay, called as
+``operation(net, options)``, and two things a recipe uses beside it:
+``problems(net, options)`` and ``materialize(net, options)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nnx.peft.lora import LoRALinear
+from nnx.peft.low_rank import check_hyperparameters
+from nnx.peft.placement import examine, wrap
+from nnx.seeding import isolated_rng
+from nnx.surgery.low_rank import allocate_factors, check_rank, low_rank_factorize
+from nnx.transforms.recipe import TransformOp
+from torch import nn
+
+LORA, LOW_RANK = "nnx.lora", "nnx.low_rank"
+
+
+def lora(*targets: str, r: int = 8, alpha: float = 16.0, dropout: float = 0.0) -> TransformOp:
+    """LoRA wrappers on exactly these Linears (see :func:`nnx.peft.apply_lora_to`)."""
+    check_hyperparameters(r, alpha, dropout)
+    config = {"r": r, "alpha": float(alpha), "dropout": float(dropout)}
+    return TransformOp(id=LORA, targets=targets, config=config)
+
+
+def low_rank(*targets: str, rank: int, method: str = "svd") -> TransformOp:
+    """Truncated-SVD factors in place of exactly these Linears.
+
+    See :func:`nnx.surgery.low_rank_factorize`.
+    """
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"rank must be an integer >= 1, not {rank!r}")
+    if method != "svd":
+        raise ValueError(f"method must be 'svd', not {method!r}")
+    return TransformOp(id=LOW_RANK, targets=targets, config={"rank": rank, "method": method})
+
+
+class _LinearOperation:
+    """An operation that replaces named Linears one by one."""
+
+    keys: frozenset[str]
+
+    def problems(self, net: nn.Module, options: Mapping[str, Any]) -> list[tuple[str | None, str]]:
+        config = options["config"]
+        if set(config) != self.keys:
+            return [(None, f"its config must hold {sorted(self.keys)}, not {sorted(config)}")]
+        slots, found = examine(net, options["targets"], kinds=(nn.Linear,))
+        problems: list[tuple[str | None, str]] = list(found)
+        for slot in slots:
+            try:
+                self.check(slot.module, config)
+            except ValueError as error:
+                problems.append((slot.path, str(error)))
+        return problems
+
+    def check(self, layer: nn.Module, config: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def build(self, layer: nn.Linear, config: Mapping[str, Any]) -> nn.Module:
+        """The replacement, with its initial values."""
+        raise NotImplementedError
+
+    def allocate(self, layer: nn.Linear, config: Mapping[str, Any]) -> nn.Module:
+        """The replacement, to be filled by a checkpoint; draws from no RNG."""
+        raise NotImplementedError
+
+    def __call__(self, net: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+        return self._replace(net, options, self.allocate)
+
+    def materialize(self, net: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+        return self._replace(net, options, self.build)
+
+    def _replace(self, net: nn.Module, options: Mapping[str, Any], build: Any) -> nn.Module:
+        found = self.problems(net, options)
+        if found:
+            shown = "; ".join(f"{target!r}: {problem}" for target, problem in found)
+            raise ValueError(f"the net cannot take a recorded transform: {shown}")
+        slots, _ = examine(net, options["targets"], kinds=(nn.Linear,))
+        wrap(slots, lambda layer: build(layer, options["config"]))
+        return net
+
+
+class _LoRA(_LinearOperation):
+    keys = frozenset({"r", "alpha", "dropout"})
+
+    def check(self, layer: nn.Module, config: Mapping[str, Any]) -> None:
+        check_hyperparameters(**config)
+
+    def build(self, layer: nn.Linear, config: Mapping[str, Any]) -> nn.Module:
+        return LoRALinear(layer, **config)
+
+    def allocate(self, layer: nn.Linear, config: Mapping[str, Any]) -> nn.Module:
+        with isolated_rng():
+            return LoRALinear(layer, **config)
+
+
+class _LowRank(_LinearOperation):
+    keys = frozenset({"rank", "method"})
+
+    def check(self, layer: nn.Module, config: Mapping[str, Any]) -> None:
+        check_rank(layer, **config)
+
+    def build(self, layer: nn.Linear, config: Mapping[str, Any]) -> nn.Module:
+        return low_rank_factorize(layer, **config)
+
+    def allocate(self, layer: nn.Linear, config: Mapping[str, Any]) -> nn.Module:
+        return allocate_factors(layer, config["rank"])
+
+
+LORA_OPERATION = _LoRA()
+LOW_RANK_OPERATION = _LowRank()

@@ -1,0 +1,208 @@
+"""Operations as data, and the recipe that applies and records them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from nnx.models import check_topology, state_topology
+from nnx.params import NNCheckpointTransform, RuntimeModule
+from nnx.peft.placement import meta_copy
+from nnx.plugins.manager import registry
+from nnx.transforms.errors import Problem, RecipeError
+from nnx.transforms.optimizers import optimizer_problems
+from nnx.utils.jsonlike import canonical, freeze_mapping, thaw
+from torch import nn
+
+if TYPE_CHECKING:
+    from nnx.nn_model import NNModel
+
+
+@dataclass(frozen=True)
+class TransformOp:
+    """One topology change: what (``id``, ``version``), where (``targets``), how (``config``).
+
+    ``targets`` are dotted submodule names, no patterns. ``config`` is JSON-like
+    and read-only. The id names a replay in the registry "transform".
+    """
+
+    id: str
+    targets: tuple[str, ...]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise ValueError(f"TransformOp.id must be a non-empty string, not {self.id!r}")
+        if isinstance(self.version, bool) or not isinstance(self.version, int) or self.version < 1:
+            raise ValueError(f"TransformOp.version must be an integer >= 1, not {self.version!r}")
+        given: Any = self.targets
+        if isinstance(given, str):
+            raise ValueError(f"TransformOp.targets must be names in a tuple, not {given!r}")
+        targets = tuple(given)
+        if not targets or not all(isinstance(t, str) and t for t in targets):
+            raise ValueError(f"TransformOp.targets must name submodules, not {targets!r}")
+        repeated = sorted({t for t in targets if targets.count(t) > 1})
+        if repeated:
+            raise ValueError(f"TransformOp.targets repeats {', '.join(map(repr, repeated))}")
+        object.__setattr__(self, "targets", targets)
+        object.__setattr__(self, "config", freeze_mapping(self.config, "TransformOp.config"))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "version": self.version,
+            "targets": list(self.targets),
+            "config": thaw(self.config),
+        }
+
+    def checkpoint_transform(self) -> NNCheckpointTransform:
+        """The operation as checkpoints and runs record it."""
+        options = {"targets": list(self.targets), "config": thaw(self.config)}
+        return NNCheckpointTransform(name=self.id, version=self.version, options=options)
+
+    @staticmethod
+    def from_checkpoint_transform(transform: NNCheckpointTransform) -> TransformOp:
+        """The operation that ``transform`` records; ``ValueError`` when it is of another kind."""
+        options = transform.options
+        if set(options) != {"targets", "config"}:
+            raise ValueError(
+                f"{transform.name}@v{transform.version} records no targets and config, so it is "
+                "no recipe operation"
+            )
+        return TransformOp(
+            id=transform.name,
+            version=transform.version,
+            targets=tuple(options["targets"]),
+            config=options["config"],
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TransformOp):
+            return NotImplemented
+        return canonical(self.state()) == canonical(other.state())
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.version, self.targets))
+
+
+@dataclass(frozen=True)
+class TransformRecipe:
+    """Operations in order, and whether they change the given model or a copy.
+
+    ``materialization="in_place"`` changes ``model.net`` and returns the same
+    model; ``"fresh"`` leaves the model alone and returns a changed copy.
+    """
+
+    operations: tuple[TransformOp, ...]
+    materialization: Literal["fresh", "in_place"] = "in_place"
+
+    def __post_init__(self) -> None:
+        operations = tuple(self.operations)
+        if not operations or not all(isinstance(op, TransformOp) for op in operations):
+            raise ValueError(
+                "TransformRecipe.operations must be TransformOps, at least one; see "
+                "nnx.transforms.lora and nnx.transforms.low_rank"
+            )
+        if self.materialization not in ("fresh", "in_place"):
+            raise ValueError(
+                "TransformRecipe.materialization must be 'fresh' or 'in_place', not "
+                f"{self.materialization!r}"
+            )
+        object.__setattr__(self, "operations", operations)
+
+    def checkpoint_transforms(self) -> tuple[NNCheckpointTransform, ...]:
+        return tuple(op.checkpoint_transform() for op in self.operations)
+
+    def validate(self, model: NNModel, *, optimizers: Iterable[torch.optim.Optimizer] = ()) -> None:
+        """Raise :class:`RecipeError` with every reason why ``model`` cannot take the recipe.
+
+        Nothing is changed: the operations are tried on a copy without data.
+        ``optimizers`` are those the caller holds; one that was built over the
+        model before an in-place change would train tensors that are frozen or
+        gone, and miss the new ones.
+        """
+        problems = list(_model_problems(model))
+        if not problems:
+            problems += self._try(model.net)
+        if self.materialization == "in_place":
+            problems += optimizer_problems(model.net, optimizers)
+        if problems:
+            raise RecipeError(problems)
+
+    def materialize(
+        self, model: NNModel, *, optimizers: Iterable[torch.optim.Optimizer] = ()
+    ) -> NNModel:
+        """Apply the operations and record them on the model that is returned.
+
+        Build optimizers from the returned model. Raises :class:`RecipeError`,
+        and changes nothing, when :meth:`validate` would.
+        """
+        self.validate(model, optimizers=optimizers)
+        if self.materialization == "fresh":
+            model = copy.copy(model)
+            model.net = copy.deepcopy(model.net)
+        with unchanged_on_error(model):
+            for op in self.operations:
+                apply = registry("transform").resolve(op.id, op.version)
+                apply = getattr(apply, "materialize", apply)
+                model.net = apply(model.net, op.checkpoint_transform().options)
+        model.transforms = (*model.transforms, *self.checkpoint_transforms())
+        model.recorded_topology = state_topology(model.net)
+        return model
+
+    def _try(self, net: nn.Module) -> Iterable[Problem]:
+        """Replay on a meta copy, operation by operation, up to the first that fails."""
+        trial = meta_copy(net)
+        for index, op in enumerate(self.operations):
+            try:
+                replay = registry("transform").resolve(op.id, op.version)
+            except (LookupError, ImportError) as error:
+                return [Problem(index, None, str(error))]
+            options = op.checkpoint_transform().options
+            examine = getattr(replay, "problems", None)
+            found = [] if examine is None else list(examine(trial, options))
+            if found:
+                return [Problem(index, target, message) for target, message in found]
+            try:
+                trial = replay(trial, options)
+            except (ValueError, TypeError, KeyError) as error:
+                return [Problem(index, None, str(error))]
+        return []
+
+
+@contextlib.contextmanager
+def unchanged_on_error(model: Any) -> Iterator[None]:
+    """Put back every submodule and ``requires_grad`` flag of ``model.net`` on an error."""
+    net = model.net
+    children = [(module, dict(module._modules)) for module in net.modules()]
+    flags = [(p, p.requires_grad) for p in net.parameters()]
+    try:
+        yield
+    except BaseException:
+        model.net = net
+        for module, held in children:
+            module._modules.clear()
+            module._modules.update(held)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+        raise
+
+
+def _model_problems(model: Any) -> Iterable[Problem]:
+    if isinstance(model.params.net, RuntimeModule):
+        yield Problem(
+            None,
+            None,
+            f"{model.params.net.module} is a runtime-only module, which no checkpoint can rebuild; "
+            "register a factory (nnx.register_model_factory) and build the model from a ModelSpec",
+        )
+        return
+    try:
+        check_topology(model)
+    except ValueError as error:
+        yield Problem(None, None, str(error))

@@ -1,0 +1,331 @@
+"""Recipes: what they change, what they record, what they refuse."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nnx import Activations, FeedFwdNN, Losses, Nets, NNCheckpointTransform, NNModelParams, NNParams
+from nnx.models import RuntimeModule, check_topology, state_topology
+from nnx.peft import LoRALinear
+from nnx.plugins.manager import registry
+from nnx.surgery import low_rank_factorize
+from nnx.transforms import (
+    RecipeError,
+    TransformOp,
+    TransformRecipe,
+    check_optimizer,
+    lora,
+    low_rank,
+)
+from torch import nn
+
+PARAMS = NNParams(
+    input_dim=6, output_dim=3, hidden_dims=[8, 7], dropout_prob=0.0, activation=Activations.RELU
+)
+
+
+def model(params=PARAMS):
+    """What a recipe uses of an NNModel: net, descriptor, record."""
+    torch.manual_seed(0)
+    net = FeedFwdNN(params)
+    return SimpleNamespace(
+        net=net,
+        params=NNModelParams(net=Nets.FEED_FWD, loss=Losses.CROSS_ENTROPY),
+        transforms=(),
+        recorded_topology=state_topology(net),
+    )
+
+
+def snapshot(m):
+    return (
+        m.net,
+        [(n, id(x)) for n, x in m.net.named_modules()],
+        [(n, id(p), p.requires_grad) for n, p in m.net.named_parameters()],
+        m.transforms,
+        m.recorded_topology,
+        torch.get_rng_state().tolist(),
+    )
+
+
+BOTH = (lora("layers.0", r=2, alpha=4.0), low_rank("layers.1", rank=3))
+
+
+class TestOperations:
+    def test_an_operation_is_data_and_round_trips(self):
+        op = lora("layers.0", "layers.1", r=4, alpha=8, dropout=0.1)
+        assert op.state() == {
+            "id": "nnx.lora",
+            "version": 1,
+            "targets": ["layers.0", "layers.1"],
+            "config": {"r": 4, "alpha": 8.0, "dropout": 0.1},
+        }
+        record = op.checkpoint_transform()
+        assert record == NNCheckpointTransform(
+            name="nnx.lora",
+            version=1,
+            options={"targets": ["layers.0", "layers.1"], "config": op.state()["config"]},
+        )
+        again = TransformOp.from_checkpoint_transform(
+            NNCheckpointTransform.from_state(json.loads(json.dumps(record.state())))
+        )
+        assert again == op
+        assert hash(again) == hash(op)
+        assert low_rank("a", rank=2).state()["config"] == {"rank": 2, "method": "svd"}
+
+    def test_an_integer_and_a_float_scale_are_the_same_operation(self):
+        assert lora("a", alpha=16) == lora("a", alpha=16.0)
+
+    def test_the_config_is_read_only(self):
+        op = lora("a")
+        with pytest.raises(TypeError):
+            op.config["r"] = 9
+
+    @pytest.mark.parametrize(
+        ("build", "message"),
+        [
+            (lambda: lora(), "must name submodules"),
+            (lambda: lora("a", "a"), "repeats 'a'"),
+            (lambda: lora("a", r=0), "r must be an integer"),
+            (lambda: low_rank("a", rank=0), "rank must be an integer >= 1"),
+            (lambda: low_rank("a", rank=1, method="fisher"), "method must be 'svd'"),
+            (lambda: TransformOp(id="", targets=("a",)), "id must be a non-empty string"),
+            (lambda: TransformOp(id="x", targets="abc"), "names in a tuple"),
+            (lambda: TransformOp(id="x", targets=("a",), version=0), "version must be"),
+            (lambda: TransformRecipe(operations=()), "at least one"),
+            (lambda: TransformRecipe(operations=("a",)), "must be TransformOps"),
+            (
+                lambda: TransformRecipe(operations=BOTH, materialization="lazy"),
+                "'fresh' or 'in_place'",
+            ),
+        ],
+    )
+    def test_what_cannot_be_an_operation_is_refused_at_construction(self, build, message):
+        with pytest.raises(ValueError, match=message):
+            build()
+
+    def test_a_record_of_another_kind_is_no_operation(self):
+        with pytest.raises(ValueError, match="no recipe operation"):
+            TransformOp.from_checkpoint_transform(NNCheckpointTransform(name="x", options={"a": 1}))
+
+
+class TestMaterialize:
+    def test_in_place_changes_the_model_and_records_the_operations(self):
+        m = model()
+        x = torch.randn(4, 6)
+        net, exact = m.net, m.net(x)
+        recipe = TransformRecipe((lora("layers.0", r=2), low_rank("layers.1", rank=7)))
+        assert recipe.materialize(m) is m
+        assert m.net is net
+        assert isinstance(net.layers[0], LoRALinear)
+        assert isinstance(net.layers[1], nn.Sequential)
+        assert m.transforms == recipe.checkpoint_transforms()
+        torch.testing.assert_close(net(x), exact, atol=1e-5, rtol=1e-5)
+        check_topology(m)
+
+    def test_fresh_leaves_the_given_model_alone(self):
+        m = model()
+        before = snapshot(m)
+        fresh = TransformRecipe(BOTH, materialization="fresh").materialize(m)
+        assert snapshot(m)[:-1] == before[:-1]
+        assert fresh is not m
+        assert fresh.net is not m.net
+        assert len(fresh.transforms) == 2
+        assert not {id(p) for p in fresh.net.parameters()} & {id(p) for p in m.net.parameters()}
+        check_topology(fresh)
+        check_topology(m)
+
+    def test_the_factors_are_those_of_the_svd(self):
+        m = model()
+        expected = low_rank_factorize(m.net.layers[1], rank=3)
+        TransformRecipe((low_rank("layers.1", rank=3),)).materialize(m)
+        for key, value in expected.state_dict().items():
+            assert torch.equal(m.net.layers[1].state_dict()[key], value)
+
+    def test_operations_apply_in_order_and_may_build_on_each_other(self):
+        m = model()
+        TransformRecipe((low_rank("layers.1", rank=3), lora("layers.1.0", r=2))).materialize(m)
+        assert isinstance(m.net.layers[1][0], LoRALinear)
+        TransformRecipe((lora("layers.0", r=2),)).materialize(m)
+        assert [t.name for t in m.transforms] == ["nnx.low_rank", "nnx.lora", "nnx.lora"]
+        check_topology(m)
+
+    def test_a_failure_half_way_undoes_everything(self, monkeypatch):
+        m = model()
+        before = snapshot(m)
+        operation = registry("transform").resolve("nnx.low_rank")
+
+        def fail(net, options):
+            raise RuntimeError("svd did not converge")
+
+        monkeypatch.setattr(operation, "materialize", fail, raising=False)
+        with pytest.raises(RuntimeError, match="converge"):
+            TransformRecipe(BOTH).materialize(m)
+        assert snapshot(m)[:-1] == before[:-1]
+
+
+class TestReplay:
+    def replay(self, net, transforms):
+        for t in transforms:
+            net = registry("transform").resolve(t.name, t.version)(net, t.options)
+        return net
+
+    def test_replay_rebuilds_the_topology_and_takes_the_weights(self, monkeypatch):
+        m = model()
+        TransformRecipe((*BOTH, lora("layers.1.1", r=1, dropout=0.3))).materialize(m)
+        x = torch.randn(4, 6)
+
+        def no_svd(*_, **__):
+            raise AssertionError("replay ran an SVD")
+
+        monkeypatch.setattr(torch.linalg, "svd", no_svd)
+        fresh = FeedFwdNN(PARAMS)
+        state = torch.get_rng_state()
+        fresh = self.replay(fresh, m.transforms)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert state_topology(fresh) == state_topology(m.net)
+        assert repr(fresh) == repr(m.net)
+        fresh.load_state_dict(m.net.state_dict())
+        assert torch.equal(fresh.eval()(x), m.net.eval()(x))
+        assert [p.requires_grad for p in fresh.parameters()] == [
+            p.requires_grad for p in m.net.parameters()
+        ]
+
+    def test_replay_works_on_a_meta_skeleton(self):
+        with torch.device("meta"):
+            skeleton = FeedFwdNN(PARAMS)
+        skeleton = self.replay(skeleton, TransformRecipe(BOTH).checkpoint_transforms())
+        assert {p.device.type for p in skeleton.parameters()} == {"meta"}
+
+    def test_a_base_that_does_not_fit_is_refused_unchanged(self):
+        net = FeedFwdNN(PARAMS)
+        before = repr(net)
+        (record,) = TransformRecipe((lora("layers.0", "layers.9"),)).checkpoint_transforms()
+        with pytest.raises(ValueError, match=r"'layers\.9': the net has no such submodule"):
+            self.replay(net, [record])
+        assert repr(net) == before
+        assert all(p.requires_grad for p in net.parameters())
+
+    def test_an_unknown_operation_names_what_exists(self):
+        with pytest.raises(LookupError, match=r"nnx\.lora@v7.*registered versions"):
+            registry("transform").resolve("nnx.lora", 7)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("operations", "message"),
+        [
+            ((lora("layers.9"),), "operation 0: 'layers.9': the net has no such submodule"),
+            ((lora("layers"),), "'layers': it is a ModuleList, not a Linear"),
+            ((lora("layers.*"),), "no such submodule"),
+            ((lora("layers.0"), lora("layers.0")), "operation 1: 'layers.0': it is a LoRALinear"),
+            ((lora("layers.0"), lora("layers.0.base")), "it is the base of a wrapper already"),
+            ((low_rank("layers.0", rank=7),), r"rank must be an integer in \[1, 6\]"),
+            (
+                (TransformOp(id="nnx.dora", targets=("a",)),),
+                "no transform is registered as nnx.dora",
+            ),
+            ((TransformOp(id="nnx.lora", targets=("a",), version=3),), "registered versions"),
+            (
+                (TransformOp(id="nnx.lora", targets=("layers.0",), config={"r": 2}),),
+                "its config must hold",
+            ),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_and_nothing_changes(self, operations, message):
+        m = model()
+        before = snapshot(m)
+        for act in (TransformRecipe(operations).validate, TransformRecipe(operations).materialize):
+            with pytest.raises(RecipeError, match=message):
+                act(m)
+        assert snapshot(m) == before
+
+    def test_every_problem_is_named_at_once(self):
+        m = model()
+        with pytest.raises(RecipeError) as error:
+            TransformRecipe((lora("layers.7", "layers.8"),)).validate(m)
+        assert [p.target for p in error.value.problems] == ["layers.7", "layers.8"]
+        assert {p.operation for p in error.value.problems} == {0}
+        assert isinstance(error.value, ValueError)
+        again = pickle.loads(pickle.dumps(error.value))
+        assert str(again) == str(error.value)
+
+    def test_validating_changes_nothing_and_draws_nothing(self):
+        m = model()
+        before = snapshot(m)
+        TransformRecipe(BOTH).validate(m)
+        assert snapshot(m) == before
+
+    def test_unrecorded_surgery_is_refused(self):
+        m = model()
+        m.net.layers[0] = LoRALinear(m.net.layers[0])
+        with pytest.raises(RecipeError, match="without a record"):
+            TransformRecipe((lora("layers.1"),)).materialize(m)
+
+    def test_a_runtime_only_module_is_refused(self):
+        m = model()
+        m.params = NNModelParams(net=RuntimeModule.of(m.net))
+        with pytest.raises(RecipeError, match="runtime-only module"):
+            TransformRecipe(BOTH).materialize(m)
+
+    def test_aliases_and_layers_their_parent_reads_are_refused(self):
+        net = nn.Module()
+        net.a = net.b = nn.Linear(2, 2)
+        net.attention = nn.MultiheadAttention(4, 1)
+        problems = registry("transform").resolve("nnx.lora").problems
+        config = {"r": 2, "alpha": 1.0, "dropout": 0.0}
+        found = dict(problems(net, {"targets": ["a", "attention.out_proj"], "config": config}))
+        assert "registered as 'a', 'b'" in found["a"]
+        assert "read directly" in found["attention.out_proj"]
+
+    def test_one_layer_named_by_two_paths_is_refused(self):
+        block = nn.Sequential(nn.Linear(2, 2))
+        net = nn.ModuleDict({"x": block, "y": block})
+        config = {"r": 2, "alpha": 1.0, "dropout": 0.0}
+        found = (
+            registry("transform")
+            .resolve("nnx.lora")
+            .problems(net, {"targets": ["x.0", "y.0"], "config": config})
+        )
+        assert found == [("y.0", "it is the same layer as 'x.0', named twice")]
+
+
+class TestOptimizers:
+    def test_an_optimizer_built_before_an_in_place_change_is_refused(self):
+        m = model()
+        optimizer = torch.optim.SGD(m.net.parameters(), lr=0.1)
+        before = snapshot(m)
+        with pytest.raises(RecipeError, match=r"optimizer 0 \(SGD\) was built over this net"):
+            TransformRecipe(BOTH).materialize(m, optimizers=[optimizer])
+        assert snapshot(m) == before
+        TransformRecipe(BOTH, materialization="fresh").materialize(m, optimizers=[optimizer])
+
+    def test_an_optimizer_of_another_net_does_not_matter(self):
+        other = torch.optim.SGD(model().net.parameters(), lr=0.1)
+        TransformRecipe(BOTH).materialize(model(), optimizers=[other])
+
+    def test_check_optimizer_compares_with_the_present_parameters(self):
+        m = model()
+        stale = torch.optim.SGD(m.net.parameters(), lr=0.1)
+        check_optimizer(m, stale)
+        TransformRecipe(BOTH).materialize(m)
+        with pytest.raises(RecipeError) as error:
+            check_optimizer(m, stale)
+        assert "holds 2 tensors that the net does not have" in str(error.value)
+        assert "layers.0.lora_A" in str(error.value)
+        check_optimizer(
+            m, torch.optim.SGD([p for p in m.net.parameters() if p.requires_grad], lr=0.1)
+        )
+        check_optimizer(m, torch.optim.SGD(m.net.parameters(), lr=0.1))
+
+
+def test_deepcopied_models_keep_their_record():
+    m = model()
+    TransformRecipe(BOTH).materialize(m)
+    twin = copy.deepcopy(m)
+    check_topology(twin)
+    assert twin.transforms == m.transforms
