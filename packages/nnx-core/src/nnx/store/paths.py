@@ -18,8 +18,8 @@ _FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
 
 
 def runs_root(root: str | os.PathLike[str] | None = None) -> str:
-    """The folder that holds the runs: ``root``, by default ``./runs``."""
-    return "runs" if root is None else os.fspath(root)
+    """The folder that holds the runs: ``root``, by default ``$NNX_RUNS`` or ``./runs``."""
+    return os.environ.get("NNX_RUNS") or "runs" if root is None else os.fspath(root)
 
 
 def check_name(name: object, what: str) -> str:
