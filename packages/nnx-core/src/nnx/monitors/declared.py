@@ -14,7 +14,7 @@ from nnx.monitors.builtin import F1, BuiltinAccumulator, NegativeLogLikelihood, 
 from nnx.params.registered import MetricSpec
 from nnx.tasks import losses
 from nnx.tasks.adapters import above_threshold
-from nnx.tasks.counts import wide
+from nnx.tasks.counts import argmax, wide
 
 SEMANTICS = ("categorical", "bernoulli", "continuous")
 
@@ -128,7 +128,7 @@ class Views:
     @cached_property
     def labels(self) -> torch.Tensor:
         if self.logits.ndim == 2:
-            return self.logits.argmax(1)
+            return argmax(self.logits)
         return above_threshold(self.logits, self._semantics.threshold).long()
 
     @cached_property

@@ -89,15 +89,11 @@ class EvaluationTotals:
         fields, count = self._scores.values()
         loss = self.loss()
         adapter = self._model.task_adapter
-        if adapter is not None:
-            record = task_record(
-                adapter.spec.kind, fields, count, loss, self._scores, extra_metrics
-            )
-            if not count:
-                return record
-        else:
-            extra = self._scores.extra(extra_metrics)
+        extra = self._scores.extra(extra_metrics) if count else {}
+        if adapter is None:
             record = NNEvaluationDataPoint(**fields, loss=loss, extra=extra)
+        else:
+            record = task_record(adapter.spec.kind, fields, count, loss, extra)
         return with_metrics(record, self._metrics.values())
 
 

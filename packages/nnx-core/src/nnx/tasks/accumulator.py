@@ -100,9 +100,8 @@ class TaskMetricAccumulator:
         if extra_metrics and not self._keeps:
             raise ValueError("extra_metrics need accumulator(keep_arrays=True)")
         fields, count = self._scores.values()
-        return task_record(
-            self._adapter.spec.kind, fields, count, loss, self._scores, extra_metrics
-        )
+        extra = self._scores.extra(extra_metrics) if count else {}
+        return task_record(self._adapter.spec.kind, fields, count, loss, extra)
 
 
 def task_record(
@@ -110,13 +109,11 @@ def task_record(
     fields: dict[str, Any],
     count: int,
     loss: float | None,
-    scores: ScoreAccumulator | None = None,
-    extra_metrics: ExtraMetrics | None = None,
+    extra: Mapping[str, float],
 ) -> NNEvaluationDataPoint:
     """A task's record of ``count`` valid targets; "empty" when there are none."""
     if not count:
         return NNEvaluationDataPoint(kind=kind, count=0, status="empty")
-    extra = scores.extra(extra_metrics) if scores is not None else {}
     return NNEvaluationDataPoint(
         **fields, loss=loss, extra=extra, kind=kind, count=count, status="ok"
     )

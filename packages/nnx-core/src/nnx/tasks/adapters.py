@@ -15,6 +15,7 @@ from torch import nn
 
 from nnx.params.task import TaskSpec
 from nnx.tasks import losses
+from nnx.tasks.counts import argmax
 
 if TYPE_CHECKING:
     from nnx.prediction import PredictionResult
@@ -226,7 +227,7 @@ class CategoricalAdapter(TaskAdapter):
         return _complete_terms(loss_fn, output, target)
 
     def decode(self, output: torch.Tensor) -> torch.Tensor:
-        return output.argmax(1)
+        return argmax(output)
 
 
 class MultilabelAdapter(TaskAdapter):

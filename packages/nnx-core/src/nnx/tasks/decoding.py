@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from nnx.tasks import losses
+from nnx.tasks.counts import argmax
 
 if TYPE_CHECKING:
     from nnx.tasks.adapters import TaskAdapter
@@ -95,7 +96,7 @@ def _decode_by_loss(loss_fn: nn.Module, output: torch.Tensor, target: torch.Tens
     native = losses.is_native(loss_fn, losses.CLASS_LOSSES)
     return Decoded(
         CLASSES,
-        output.argmax(1).reshape(-1),
+        argmax(output).reshape(-1),
         actual,
         ignored=losses.ignored_index(loss_fn),
         wrong=uneven,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from nnx.records import NNEvaluationDataPoint
-from nnx.tasks import decoding, scores
+from nnx.tasks import decoding, losses, scores
 from nnx.tasks.accumulator import (
     ExtraMetrics,
     class_values,
@@ -25,7 +25,7 @@ from nnx.tasks.accumulator import (
     task_record,
     valid_arrays,
 )
-from nnx.tasks.counts import wide
+from nnx.tasks.counts import argmax, wide
 from nnx.tasks.decoding import Decoded, decode_batch
 from nnx.tasks.summary import EpochSummary
 
@@ -44,11 +44,15 @@ class _Pending:
     loss: float | None
 
     @property
-    def shape(self) -> tuple[str, int, str]:
+    def shape(self) -> tuple[str, int, torch.device]:
         """Batches of equal shape are scored together."""
         predicted = self.decoded.predicted
         width = predicted.shape[1] if self.decoded.mode == decoding.INDICATORS else 0
-        return self.decoded.mode, width, str(predicted.device)
+        return self.decoded.mode, width, predicted.device
+
+
+# The common batch, kept as plainly as can be: decided classes, their targets, the loss.
+_Plain = tuple[torch.Tensor, torch.Tensor, float | None]
 
 
 class EpochRecorder:
@@ -68,10 +72,11 @@ class EpochRecorder:
     ) -> None:
         self._model = model
         self._extra_metrics = dict(extra_metrics or {})
-        self._pending: list[_Pending | NNEvaluationDataPoint] = []
+        self._pending: list[_Entry] = []
         self._elements = 0
         self._made: list[NNEvaluationDataPoint] = []
         self._summary = EpochSummary(model, metrics) if summarize or metrics else None
+        self._plain_loss = self._loss_of_plain_batches()
 
     def begin_epoch(self) -> None:
         """Start the sums of a new epoch."""
@@ -94,6 +99,13 @@ class EpochRecorder:
         ``denominator`` what it was divided by (read only for a summary).
         """
         model = self._model
+        plain = model.loss_fn is self._plain_loss and output.ndim == 2 and target.ndim == 1
+        if plain and target.dtype == torch.int64:
+            self._pending.append((argmax(output), target.clone(), loss))
+            self._elements += target.shape[0]
+            if self._elements > PENDING_ELEMENTS:
+                self._make()
+            return
         decoded = decode_batch(model.loss_fn, model.task_adapter, output, target, valid)
         if self._summary is not None:
             self._summary.add(output, target, valid, loss=loss, denominator=denominator)
@@ -136,6 +148,14 @@ class EpochRecorder:
         if self._summary is not None and state:
             self._summary.load_state(state)
 
+    def _loss_of_plain_batches(self) -> Any:
+        """The loss function whose batches need no decoding but an argmax, if this is one."""
+        loss_fn = self._model.loss_fn
+        decoded_by_task = self._model.task_adapter is not None
+        if decoded_by_task or self._extra_metrics or self._summary is not None:
+            return _PLAIN  # no loss function is this
+        return loss_fn if losses.ignored_index(loss_fn) is not None else _PLAIN
+
     def _make(self) -> None:
         pending, self._pending, self._elements = self._pending, [], 0
         adapter = self._model.task_adapter
@@ -143,13 +163,15 @@ class EpochRecorder:
         for shape, run in groupby(pending, key=_shape):
             if shape is None:
                 self._made.extend(run)  # type: ignore[arg-type]
-                continue
-            batches = list(run)
-            assert all(isinstance(batch, _Pending) for batch in batches)
-            for record, scored in _records(kind, batches, self._extra_metrics):  # type: ignore[arg-type]
-                self._made.append(record)
-                if self._summary is not None:
-                    self._summary.add_error(record.error, scored)
+            elif shape is _PLAIN:
+                ignored = losses.ignored_index(self._plain_loss)
+                self._made += _plain_records(list(run), ignored)  # type: ignore[arg-type]
+            else:
+                batches: list[_Pending] = list(run)  # type: ignore[arg-type]
+                for record, scored in _records(kind, batches, self._extra_metrics):
+                    self._made.append(record)
+                    if self._summary is not None:
+                        self._summary.add_error(record.error, scored)
 
 
 def score_batch(
@@ -161,8 +183,34 @@ def score_batch(
     return recorder.take()[0]
 
 
-def _shape(entry: _Pending | NNEvaluationDataPoint) -> tuple[str, int, str] | None:
+_Entry = _Pending | _Plain | NNEvaluationDataPoint
+_PLAIN = object()
+
+
+def _shape(entry: _Entry) -> Any:
+    if type(entry) is tuple:
+        return _PLAIN
     return entry.shape if isinstance(entry, _Pending) else None
+
+
+def _plain_records(batches: list[_Plain], ignored: int | None) -> list[NNEvaluationDataPoint]:
+    predicted, actual = (_host([batch[i] for batch in batches]) for i in (0, 1))
+    group = np.repeat(np.arange(len(batches)), [len(batch[1]) for batch in batches])
+    valid = actual != ignored
+    if not valid.all():
+        predicted, actual, group = predicted[valid], actual[valid], group[valid]
+    table = scores.grouped_class_scores(actual, predicted, group, len(batches)).tolist()
+    made = []
+    for (_, _, loss), (accuracy, f1, recall, precision) in zip(batches, table):
+        if accuracy != accuracy:  # NaN: every target was masked
+            made.append(NNEvaluationDataPoint(loss=loss))
+            continue
+        record = NNEvaluationDataPoint(
+            f1=f1, recall=recall, accuracy=accuracy, precision=precision, loss=loss,
+            error=1 - accuracy,
+        )  # fmt: skip
+        made.append(record)
+    return made
 
 
 def _records(
@@ -176,7 +224,7 @@ def _records(
     for batch, (fields, count, scored) in zip(batches, _fields(decoded)):
         extra = _extra(batch.decoded, extra_metrics) if extra_metrics and count else {}
         if kind is not None:
-            record = task_record(kind, {**fields, "extra": extra}, count, batch.loss)
+            record = task_record(kind, fields, count, batch.loss, extra)
         else:
             record = NNEvaluationDataPoint(**fields, loss=batch.loss, extra=extra)
         yield record, scored
