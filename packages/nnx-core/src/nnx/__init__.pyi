@@ -1,5 +1,11 @@
 # What `from nnx import NAME` finds in core. Read at import to know the names,
 # and by type checkers to know their types. Relative imports only, sorted.
+from .callbacks import Callback as Callback
+from .callbacks import EarlyStopping as EarlyStopping
+from .callbacks import LRMonitor as LRMonitor
+from .callbacks import ModelCheckpoint as ModelCheckpoint
+from .callbacks import TensorBoardCallback as TensorBoardCallback
+from .callbacks import WandbCallback as WandbCallback
 from .components import ComponentRegistry as ComponentRegistry
 from .components import ComponentRestoreError as ComponentRestoreError
 from .components import ComponentSpec as ComponentSpec
@@ -28,6 +34,15 @@ from .monitors import registered_metrics as registered_metrics
 from .monitors import unregister_metric as unregister_metric
 from .nets import ConvNN as ConvNN
 from .nets import FeedFwdNN as FeedFwdNN
+from .objectives import KDObjective as KDObjective
+from .objectives import LossTerm as LossTerm
+from .objectives import Objective as Objective
+from .objectives import ObjectiveContext as ObjectiveContext
+from .objectives import ObjectiveResult as ObjectiveResult
+from .objectives import SupervisedObjective as SupervisedObjective
+from .objectives import UpdateEvent as UpdateEvent
+from .objectives import kd_objective as kd_objective
+from .objectives import supervised_objective as supervised_objective
 from .optimizers import build_optimizer as build_optimizer
 from .optimizers import register_optimizer_factory as register_optimizer_factory
 from .optimizers import registered_optimizer_factories as registered_optimizer_factories
