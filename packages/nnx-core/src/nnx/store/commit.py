@@ -29,7 +29,7 @@ class Commit:
 
     ``fields`` is the training state; ``None`` writes weights alone.
     ``generations`` remembers, between the commits of one writer, each tag's
-    ordinal and sidecar.
+    ordinal and sidecar. ``about`` goes into the manifests, for listings.
     """
 
     def __init__(
@@ -40,11 +40,13 @@ class Commit:
         *,
         tags: Sequence[str],
         generations: dict[str, tuple[int, str | None]] | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self.checkpoint_id = uuid.uuid4().hex
         self.state_id = None if fields is None else uuid.uuid4().hex
         self.published: list[str] = []
         self._fields = fields
+        self._about = about
         self._checkpoint = _of_generation(checkpoint, self.state_id)
         self._points = [PointFiles(folder, tag) for tag in tags]
         self._folder = folder
@@ -151,13 +153,14 @@ class Commit:
             "training_state_id": self.state_id,
             "position": {
                 "completed_epoch": record.epoch_idx if completed is None else int(completed),
-                "global_step": counters.get("global_step"),
+                "global_step": counters.get("global_step", counters.get("iter_idx")),
                 "committed_updates": counters.get("committed_updates"),
                 "planned_n_epochs": counters.get("planned_n_epochs"),
             },
             "files": files,
             "epoch_tag": any(p.tag == LAST for p in self._points),
             "record": record.state(),
+            **({} if self._about is None else {"run": self._about}),
         }
 
     def _abandon(self) -> None:

@@ -44,7 +44,9 @@ def checkpoint_record(paths: RunPaths, tag: str) -> Mapping[str, Any] | None:
     if info.st_size == 0:
         raise ResumePointError(f"{found.checkpoint} is corrupted: it is empty")
     if found.manifest is not None and _describes(found, info):
-        return manifest.record_state(found.manifest)
+        record = found.manifest["record"]
+        assert isinstance(record, dict)
+        return record
     return _read_record(found.checkpoint, found.manifest)
 
 

@@ -18,7 +18,7 @@ import torch
 from nnx.store.errors import ForeignFileError, ResumePointError
 from nnx.utils.files import BLOCK, HashingFile
 
-_PLAIN = (str, int, float, bool, type(None), complex)
+_PLAIN = (str, int, float, bool, type(None), complex, bytes)
 
 
 def as_data(value: Any, where: str) -> Any:

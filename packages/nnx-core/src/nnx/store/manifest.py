@@ -18,12 +18,14 @@ from nnx.store.paths import LAST, PointFiles
 
 FORMAT = "nnx.resume-point"
 VERSION = 1
+_OPEN, _CLOSE = b'{"digest": "', b'", '
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
-    """The bytes of a manifest, its own digest included."""
+    """The bytes of a manifest: JSON whose first entry is the digest of the rest."""
     body = {"format": FORMAT, "version": VERSION, **finite(document)}
-    return json.dumps({**body, "digest": _digest(body)}).encode()
+    rest = json.dumps(body)[1:].encode()
+    return _OPEN + hashlib.sha256(rest).hexdigest().encode() + _CLOSE + rest
 
 
 def decode(data: bytes, path: str) -> dict[str, Any] | None:
@@ -32,8 +34,11 @@ def decode(data: bytes, path: str) -> dict[str, Any] | None:
         body = json.loads(data)
         if body.get("format") != FORMAT:
             return None  # another system's
-        if body.pop("digest") != _digest(body):
+        rest = data[len(_OPEN) + 64 + len(_CLOSE) :]
+        if body.pop("digest") != hashlib.sha256(rest).hexdigest():
             raise ValueError("its content does not match its digest")
+        if b'"$float"' in data:
+            body = restore(body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ResumePointError(
             f"{path} is corrupted: the manifest cannot be read ({error})"
@@ -101,17 +106,6 @@ def follows_last(files: PointFiles, staged: Mapping[str, Any]) -> bool:
     except ResumePointError:
         return False
     return last is not None and last["checkpoint_id"] == staged["checkpoint_id"]
-
-
-def record_state(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The epoch's record, as :meth:`NNIterationDataPoint.state` gave it."""
-    restored = restore(manifest["record"])
-    assert isinstance(restored, dict)
-    return restored
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def finite(value: Any) -> Any:

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nnx.records import NNIterationDataPoint
-from nnx.store import election, lease
+from nnx.store import election, lease, listing
 from nnx.store.commit import Commit
 from nnx.store.idps_csv import CsvHistory
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
@@ -44,6 +44,7 @@ class HistoryWriter(Protocol):
     def view(self) -> Sequence[NNIterationDataPoint]: ...
     def add(self, record: NNIterationDataPoint) -> None: ...
     def replace_last(self, record: NNIterationDataPoint) -> None: ...
+    def discard(self) -> None: ...
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
     def everything(self) -> Sequence[NNIterationDataPoint]: ...
@@ -63,6 +64,9 @@ class TableWriter:
 
     def replace_last(self, record: NNIterationDataPoint) -> None:
         self.view[-1] = record
+
+    def discard(self) -> None:
+        del self.view[self._written :]
 
     def everything(self) -> Sequence[NNIterationDataPoint]:
         return self.view
@@ -97,6 +101,7 @@ class RunWriter:
         self.run = run
         self.paths = paths
         self.best_score = math.inf
+        self._best_epoch: int | None = None
         self.attempts = AttemptRecorder(paths.dir, paths.id, provenance, parent)
         self._journal = journal
         self._history: HistoryWriter
@@ -109,6 +114,7 @@ class RunWriter:
         self._monitored = run.train.monitor is not None or (
             run.trainer is not None and run.trainer.monitor is not None
         )
+        self._about = listing.about(run.state())
         self._generations: dict[str, tuple[int, str | None]] = {}
         self._step_written = False
         self._begun = False
@@ -164,6 +170,10 @@ class RunWriter:
     def replace_last(self, record: NNIterationDataPoint) -> None:
         """Complete the epoch's last record before it is committed."""
         self._history.replace_last(record)
+
+    def discard_epoch(self) -> None:
+        """Forget the records since the last commit, of an epoch that stops inside."""
+        self._history.discard()
 
     @contextlib.contextmanager
     def full_history(self) -> Iterator[Sequence[NNIterationDataPoint]]:
@@ -268,8 +278,18 @@ class RunWriter:
     def _point(
         self, checkpoint: NNCheckpoint, state: Mapping[str, Any] | None, tags: Sequence[str]
     ) -> Commit:
+        if _BEST in tags:
+            self._best_epoch, best = checkpoint.idp.epoch_idx, election.score(checkpoint.idp)
+        else:
+            best = self.best_score
+        about = {**self._about, "best": best, "best_epoch": self._best_epoch}
         return Commit(
-            self.paths.checkpoints, checkpoint, state, tags=tags, generations=self._generations
+            self.paths.checkpoints,
+            checkpoint,
+            state,
+            tags=tags,
+            generations=self._generations,
+            about=about,
         )
 
     def _note(self, commit: Commit, checkpoint: NNCheckpoint) -> None:

@@ -90,7 +90,25 @@ def is_held(path: str | os.PathLike[str]) -> bool:
     if not os.path.exists(where):
         return False
     try:
-        with locked(where, timeout=0, optional=True):
+        import fcntl
+    except ImportError:
+        return _try(where)
+    try:
+        descriptor = os.open(where, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return False  # whoever may not open it does not hold it either
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _try(path: str) -> bool:
+    try:
+        with locked(path, timeout=0, optional=True):
             return False
     except LockBusyError:
         return True

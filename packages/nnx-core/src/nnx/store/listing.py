@@ -1,0 +1,132 @@
+"""A quick look over many runs: no checkpoint, no history and no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nnx.store import manifest
+from nnx.store.election import best_run_id, run_names, score
+from nnx.store.errors import ResumePointError
+from nnx.store.paths import BEST_POINTER, LAST, PointFiles, RunPaths, check_name, runs_root
+from nnx.store.yamlio import read_yaml
+from nnx.utils.locks import is_held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One line about a run. Unknown numbers are ``None``."""
+
+    id: str
+    status: str  # training | finished | stopped | started | unreadable
+    model: str
+    epochs: int | None
+    planned: int | None
+    loss: float | None
+    error: float | None
+    best: float | None
+    best_epoch: int | None
+    written: float  # seconds since the epoch, of the last commit
+    salt: str | None
+    is_best: bool
+    problem: str | None = None
+
+
+def list_runs(root: str | None = None) -> Iterator[RunRow]:
+    """A row for every run of a folder, in order of id."""
+    folder = runs_root(root)
+    holder = best_run_id(folder)
+    for name in run_names(folder):
+        paths = RunPaths(folder, name)
+        try:
+            written = os.stat(paths.run_yaml).st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        yield _row(paths, written, holder == name)
+
+
+def find_run(prefix: str, root: str | None = None) -> str:
+    """The run that an id, a unique beginning of one, or ``best`` names.
+
+    ``FileNotFoundError`` when there is none, ``ValueError`` when the beginning
+    is ambiguous; both say what is there.
+    """
+    if prefix == BEST_POINTER:
+        return RunPaths.reading(prefix, root).id
+    check_name(prefix, "the run id")
+    folder = runs_root(root)
+    names = [n for n in run_names(folder) if os.path.exists(RunPaths(folder, n).run_yaml)]
+    if prefix in names:
+        return prefix
+    found = [name for name in names if name.startswith(prefix)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+        raise ValueError(f"{prefix!r} is the beginning of {len(found)} runs: {shown}")
+    raise FileNotFoundError(
+        f"there is no run {prefix!r} in {folder}; `nnx runs` lists the {len(names)} that are there"
+    )
+
+
+def about(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row says of a run's configuration; manifests repeat it."""
+    net = (config.get("model") or {}).get("net")
+    if isinstance(net, Mapping):
+        net = net.get("module") or net.get("id") or "module"
+    planned = [(config.get(part) or {}).get("n_epochs") for part in ("trainer", "train")]
+    return {
+        "model": str(net),
+        "planned": next((n for n in planned if isinstance(n, int)), None),
+        "salt": config.get("salt"),
+    }
+
+
+def _row(paths: RunPaths, written: float, is_best: bool) -> RunRow:
+    facts: dict[str, Any] = {"epochs": None, "loss": None, "error": None}
+    facts |= {"best": None, "best_epoch": None}
+    config: dict[str, Any] = {"model": "?", "planned": None, "salt": None}
+    problem = None
+    try:
+        files = PointFiles(paths.checkpoints, LAST)
+        last = manifest.locate(files)
+        known = None if last.manifest is None else last.manifest.get("run")
+        config = dict(known or about(read_yaml(paths.run_yaml)))
+        facts["best"] = config.pop("best", None)
+        facts["best_epoch"] = config.pop("best_epoch", None)
+        if last.manifest is not None:
+            record = last.manifest["record"]
+            shown = record.get("val_edp") or record.get("train_edp") or {}
+            facts |= {"loss": shown.get("loss"), "error": shown.get("error")}
+            facts["epochs"] = int(record["epoch_idx"]) + 1
+            written = os.stat(last.manifest_path).st_mtime
+        elif not (os.path.exists(files.checkpoint) or os.path.exists(paths.idps_csv)):
+            facts["epochs"] = 0  # otherwise another system wrote it, which is not opened here
+        if known is None:
+            best = manifest.locate(PointFiles(paths.checkpoints, "best")).manifest
+            if best is not None:
+                record = best["record"]
+                facts |= {"best": score(record), "best_epoch": int(record["epoch_idx"])}
+    except (ResumePointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = str(error)
+    return RunRow(
+        id=paths.id,
+        status=_status(paths, facts["epochs"], config["planned"], problem),
+        written=written,
+        is_best=is_best,
+        problem=problem,
+        **config,
+        **facts,
+    )
+
+
+def _status(paths: RunPaths, epochs: int | None, planned: int | None, problem: str | None) -> str:
+    if is_held(paths.lease):
+        return "training"
+    if problem is not None:
+        return "unreadable"
+    if epochs == 0:
+        return "started"
+    return "finished" if epochs is None or planned is None or epochs >= planned else "stopped"
