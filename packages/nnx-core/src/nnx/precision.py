@@ -14,9 +14,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from nnx.params.precision import (
     PRECISION_MODES,
@@ -25,6 +23,9 @@ from nnx.params.precision import (
     PrecisionPolicy,
     PrecisionUnsupportedError,
 )
+
+if TYPE_CHECKING:  # the record of a run is read without torch
+    import torch
 
 __all__ = [
     "PRECISION_MODES",
@@ -45,7 +46,7 @@ TRAINING = "training"
 VALIDATION = "validation"
 INFERENCE = "inference"
 
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # attributes of torch
 _SUPPORTED = "supported"
 
 
@@ -119,21 +120,34 @@ class ResolvedPrecision:
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """The dtype of autocast operations; ``None`` in full precision."""
-        return _DTYPES.get(self.effective)
+        if not self.reduced:
+            return None
+        import torch
+
+        dtype = getattr(torch, _DTYPES[self.effective])
+        assert isinstance(dtype, torch.dtype)
+        return dtype
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The forward's context: autocast to the mode's dtype, or nothing in FP32."""
         if not self.reduced:
             return contextlib.nullcontext()
+        import torch
+
         return torch.autocast(self.device_type, dtype=self.autocast_dtype)
 
     def build_scaler(self) -> torch.amp.GradScaler | None:
         """A new gradient scaler for FP16, else ``None``."""
-        return torch.amp.GradScaler(self.device_type) if self.uses_scaler else None
+        if not self.uses_scaler:
+            return None
+        import torch
+
+        return torch.amp.GradScaler(self.device_type)
 
     def output(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` as float32 if it is float16 or bfloat16 (differentiable), else unchanged."""
-        return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        half = tensor.is_floating_point() and tensor.element_size() == 2
+        return tensor.float() if half else tensor
 
     def scoped(self, covers: tuple[str, ...]) -> ResolvedPrecision:
         """The same precision, recorded as applying to ``covers`` only."""
@@ -160,7 +174,7 @@ class ResolvedPrecision:
         return cls(
             requested=record["requested"],
             effective=record["effective"],
-            device_type=record["device_type"],
+            device_type=record.get("device_type") or record["device"],
             source=record.get("source", "default"),
             fallback_reason=record.get("fallback_reason"),
             tf32=record.get("tf32") or {},
@@ -228,6 +242,8 @@ def resolve_policy(policy: PrecisionPolicy, device: Any) -> ResolvedPrecision:
 
 def _obstacle(mode: str, kind: str) -> str | None:
     """Why ``mode`` cannot run on devices of ``kind``; ``None`` when it can."""
+    import torch
+
     if kind == "cuda" and not torch.cuda.is_available():
         return "CUDA is not available"
     if kind == "mps" and not torch.backends.mps.is_available():
@@ -246,6 +262,8 @@ def _obstacle(mode: str, kind: str) -> str | None:
 
 def _device_type(device: Any) -> str:
     """The type of a device, of its name, or of a ``Devices`` member."""
+    import torch
+
     if isinstance(device, torch.device):
         return device.type
     if isinstance(device, str):
@@ -257,6 +275,8 @@ def _device_type(device: Any) -> str:
 def _tf32(kind: str) -> dict[str, bool | None]:
     if kind != "cuda":
         return {"matmul": None, "cudnn": None}
+    import torch
+
     return {
         "matmul": torch.backends.cuda.matmul.allow_tf32,
         "cudnn": torch.backends.cudnn.allow_tf32,
