@@ -14,6 +14,13 @@ from nnx.plugins import manager
 # Command -> "module:function". The modules declare typer functions and are
 # imported with the application, so they import no torch, numpy or rich at module level.
 COMMANDS: dict[str, str] = {
+    "runs": "nnx.cli.runs:runs",
+    "show": "nnx.cli.runs:show",
+    "verify": "nnx.cli.runs:verify",
+    "compare": "nnx.cli.runs:compare",
+    "best": "nnx.cli.runs:best",
+    "rm": "nnx.cli.runs:rm",
+    "gc": "nnx.cli.runs:gc",
     "doctor": "nnx.cli.doctor:doctor",
     "plugins": "nnx.cli.plugins:plugins",
 }

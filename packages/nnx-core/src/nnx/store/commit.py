@@ -217,6 +217,13 @@ def drop_old_sidecars(point: PointFiles) -> list[str]:
     return removed
 
 
+def remove_point(files: PointFiles) -> None:
+    """Delete a tag's files, its manifest first; the caller holds its lock."""
+    for path in (files.manifest, files.checkpoint, files.compat_sidecar, *files.sidecars()):
+        with contextlib.suppress(FileNotFoundError):
+            fs.disk.unlink(path)
+
+
 def _current(point: PointFiles) -> tuple[int, str | None]:
     try:
         found = manifest.read(point.manifest)

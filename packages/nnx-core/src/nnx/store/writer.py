@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nnx.records import NNIterationDataPoint
 from nnx.store import election, lease, listing
-from nnx.store.commit import Commit
+from nnx.store.commit import Commit, remove_point
 from nnx.store.idps_csv import CsvHistory
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
 from nnx.store.points import ResumePoint
@@ -309,14 +309,7 @@ class RunWriter:
     def _drop_step(self) -> None:
         files = PointFiles(self.paths.checkpoints, STEP)
         with locked(files.lock):
-            for path in (
-                files.manifest,
-                files.checkpoint,
-                files.compat_sidecar,
-                *files.sidecars(),
-            ):
-                with contextlib.suppress(FileNotFoundError):
-                    fs.disk.unlink(path)
+            remove_point(files)
         self._generations.pop(STEP, None)
         self._step_written = False
 

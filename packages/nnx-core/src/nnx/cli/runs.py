@@ -1,0 +1,259 @@
+"""The commands about runs: list, show, verify, compare, best, remove, clean up."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from typing import Annotated, Any
+
+import typer
+
+Root = Annotated[str, typer.Option("--root", help="The runs folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunId = Annotated[str, typer.Argument(help="A run id, the beginning of one, or 'best'.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+_RICH_ROWS = 200  # beyond that a plain table is quicker to print and to search
+
+
+def runs(
+    root: Root = "runs",
+    sort: Annotated[str, typer.Option(help="Order by: time, best, id.")] = "time",
+    as_json: AsJson = False,
+) -> None:
+    """List the runs: how far each got and its best epoch."""
+    from nnx.store.listing import list_runs
+
+    keys = {
+        "time": lambda row: (-row.written, row.id),
+        "best": lambda row: (math.inf if row.best is None else row.best, row.id),
+        "id": lambda row: row.id,
+    }
+    if sort not in keys:
+        raise ValueError(f"--sort must be one of {', '.join(keys)}, not {sort!r}")
+    rows = sorted(list_runs(root), key=keys[sort])
+    if as_json:
+        print(json.dumps([_as_dict(row) for row in rows], indent=1))
+        return
+    if not rows:
+        print(f"no runs in {root}")
+        return
+    header = ["run", "written", "status", "epochs", "loss", "error", "best", "at", "model", "salt"]
+    cells = [
+        [
+            ("* " if row.is_best else "  ") + row.id[:12],
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(row.written)),
+            row.status,
+            _progress(row.epochs, row.planned),
+            _number(row.loss),
+            _number(row.error),
+            _number(row.best),
+            "-" if row.best_epoch is None else str(row.best_epoch),
+            row.model,
+            row.salt or "",
+        ]
+        for row in rows
+    ]
+    _print_table(header, cells, right=["epochs", "loss", "error", "best", "at"])
+    for row in rows:
+        if row.problem:
+            print(f"{row.id}: {row.problem}")
+
+
+def show(run: RunId, root: Root = "runs", as_json: AsJson = False) -> None:
+    """Show one run: its configuration, its last epoch and its checkpoints."""
+    from nnx.store import NNRun
+    from nnx.store.display import summary
+    from nnx.store.listing import find_run
+    from nnx.store.paths import RunPaths
+    from nnx.store.points import read_manifest, written_tags
+
+    id = find_run(run, root)
+    found = NNRun.load(id, root)
+    paths = RunPaths.of(id, root)
+    tags = {tag: read_manifest(id, tag, root) for tag in written_tags(paths)}
+    if as_json:
+        document = {"run": summary(found), "checkpoints": tags, "path": paths.dir}
+        print(json.dumps(document, indent=1, default=str))
+        return
+    print(found)
+    print(f"in {paths.dir}")
+    for tag, manifest in tags.items():
+        if manifest is None:
+            print(f"  {tag:8} without a manifest")
+            continue
+        size = sum(entry["size"] for entry in manifest["files"].values())
+        state = "with training state" if manifest["training_state_id"] else "weights only"
+        epoch = manifest["position"]["completed_epoch"]
+        print(f"  {tag:8} epoch {epoch}, {_bytes(size)}, {state}")
+    if found.provenance is not None:
+        attempt = found.provenance.attempt
+        status = "" if attempt is None else f", attempt {attempt.attempt_id} {attempt.status}"
+        print(f"provenance {found.provenance.fingerprint[:16]}{status}")
+
+
+def verify(run: RunId, root: Root = "runs") -> None:
+    """Check every checkpoint of a run against its manifest, and its history; exits 1 on damage."""
+    from nnx.store import NNRun
+    from nnx.store.listing import find_run
+    from nnx.store.paths import RunPaths
+    from nnx.store.points import verify_point, written_tags
+
+    id = find_run(run, root)
+    bad = False
+    for tag in written_tags(RunPaths.of(id, root)):
+        try:
+            manifest = verify_point(id, tag, root)
+        except ValueError as error:
+            bad = True
+            print(f"{tag:10} {error}")
+            continue
+        print(f"{tag:10} " + ("ok" if manifest else "has no manifest: nothing to check against"))
+    try:
+        from nnx.history import iter_history
+
+        print(f"{'history':10} ok, {sum(1 for _ in iter_history(id, root))} committed records")
+        NNRun.load(id, root)
+    except ValueError as error:
+        bad = True
+        print(f"{'history':10} {error}")
+    if bad:
+        raise typer.Exit(1)
+
+
+def compare(left: RunId, right: RunId, root: Root = "runs", as_json: AsJson = False) -> None:
+    """Compare two runs: where their configurations differ, and their provenance."""
+    from nnx.provenance import compare as compare_provenance
+    from nnx.store import NNRun
+    from nnx.store.listing import find_run
+    from nnx.utils.tables import flatten_dict
+
+    ids = find_run(left, root), find_run(right, root)
+    ours, theirs = (flatten_dict(NNRun.load(id, root).state()) for id in ids)
+    paths = [path for path in dict.fromkeys([*ours, *theirs]) if path != "id"]
+    different = [
+        (path, ours.get(path), theirs.get(path))
+        for path in paths
+        if ours.get(path) != theirs.get(path)
+    ]
+    provenance = compare_provenance(*ids, root=root)
+    if as_json:
+        fields = [_as_dict(field) for field in provenance.fields]
+        document = {"left": ids[0], "right": ids[1], "config": different, "provenance": fields}
+        print(json.dumps(document, indent=1, default=str))
+        return
+    if different:
+        rows = [[path, _text(one), _text(other)] for path, one, other in different]
+        _print_table(["configuration", ids[0][:12], ids[1][:12]], rows)
+    else:
+        print("the configurations are equal")
+    absent = all(field.status == "absent" for field in provenance.fields)
+    if absent:
+        print("provenance: not recorded for both")
+        return
+    fields = [[f.path, f.status, _text(f.left), _text(f.right)] for f in provenance.fields]
+    _print_table(["provenance", "status", ids[0][:12], ids[1][:12]], fields)
+    print("verified equal" if provenance.verified_equal else "not verified equal")
+
+
+def best(root: Root = "runs") -> None:
+    """Print the run that runs/best points to; exits 1 when there is none."""
+    from nnx.store.election import best_run_id
+
+    found = best_run_id(root)
+    if found is None:
+        print(f"no run in {root} has a comparable committed BEST checkpoint")
+        raise typer.Exit(1)
+    print(found)
+
+
+def rm(
+    runs: Annotated[list[str], typer.Argument(help="Run ids or their beginnings.")],
+    root: Root = "runs",
+    yes: Yes = False,
+) -> None:
+    """Delete runs; asks first, and refuses one that is being trained."""
+    from nnx.store.lease import remove
+    from nnx.store.listing import find_run
+    from nnx.store.paths import BEST_POINTER, RunPaths
+
+    if BEST_POINTER in runs:
+        raise ValueError("delete a run by its own id; 'best' is a pointer (`nnx best` prints it)")
+    chosen = [RunPaths.of(id, root) for id in dict.fromkeys(find_run(run, root) for run in runs)]
+    if not yes:
+        for paths in chosen:
+            print(f"{paths.dir}  {_bytes(_disk_size(paths.dir))}")
+        typer.confirm(f"Delete {len(chosen)} run(s)?", abort=True)
+    for paths in chosen:
+        remove(paths)
+        print(f"deleted {paths.dir}")
+
+
+def gc(
+    root: Root = "runs",
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only list.")] = False,
+) -> None:
+    """Remove what killed processes left behind; committed epochs stay."""
+    from nnx.store.cleanup import collect
+
+    found = collect(root, dry_run=dry_run)
+    for leftover in found:
+        print(f"{'would remove' if dry_run else 'removed'} {leftover.path}: {leftover.reason}")
+    if not found:
+        print(f"nothing to remove in {root}")
+
+
+def _print_table(header: list[str], rows: list[list[str]], right: Any = ()) -> None:
+    if len(rows) <= _RICH_ROWS:
+        from nnx.cli.screen import table
+
+        table(header, rows, right=right)
+        return
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    for row in (header, *rows):
+        cells = (
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(header, row, widths)
+        )
+        print("  ".join(cells).rstrip())
+
+
+def _as_dict(row: Any) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in row.__slots__}
+    return {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()
+    }
+
+
+def _progress(epochs: int | None, planned: int | None) -> str:
+    if epochs is None:
+        return "?"
+    return str(epochs) if planned is None or planned < epochs else f"{epochs}/{planned}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or math.isinf(value) else f"{value:.4g}"
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def _disk_size(folder: str) -> int:
+    """The bytes a run takes; files that tags share count once."""
+    seen: dict[tuple[int, int], int] = {}
+    for where, _, names in os.walk(folder):
+        for name in names:
+            info = os.lstat(os.path.join(where, name))
+            seen[info.st_dev, info.st_ino] = info.st_size
+    return sum(seen.values())

@@ -1,0 +1,189 @@
+"""What killed processes left behind, and its removal."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from nnx.store import election, idps_csv, lease, manifest
+from nnx.store.commit import drop_old_sidecars, remove_point, settle
+from nnx.store.committed import NOTHING, committed_epoch
+from nnx.store.errors import HistoryCorruptionError, ResumePointError, RunBusyError
+from nnx.store.history_of import has_journal
+from nnx.store.paths import BEST_POINTER, STEP, PointFiles, RunPaths, runs_root
+from nnx.store.points import step_is_newer, written_tags
+from nnx.utils import files as fs
+from nnx.utils.locks import locked
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One thing nobody needs any more (or that waits to be completed), and why."""
+
+    path: str
+    reason: str
+    clean: Callable[[], object]
+
+
+def collect(root: str | None = None, *, dry_run: bool = False) -> list[Leftover]:
+    """Remove every leftover under a runs folder; what was (or would be) removed.
+
+    A run that is being trained is passed over. Committed epochs are never
+    touched: a point whose writer died between two renames is completed.
+    """
+    folder = runs_root(root)
+    done = []
+    for leftover in _root_leftovers(folder):
+        done.append(leftover)
+        if not dry_run:
+            leftover.clean()
+    for name in election.run_names(folder):
+        paths = RunPaths(folder, name)
+        try:
+            with lease.lease(paths):
+                for leftover in _run_leftovers(paths):
+                    done.append(leftover)
+                    if not dry_run:
+                        leftover.clean()
+        except RunBusyError:
+            continue
+    pointer = os.path.join(folder, BEST_POINTER)
+    if os.path.lexists(pointer) and election.best_run_id(folder) is None:
+        done.append(Leftover(pointer, "points to no run", lambda: None))
+        if not dry_run:
+            election.repair(folder)
+    return done
+
+
+def _root_leftovers(folder: str) -> Iterator[Leftover]:
+    try:
+        names = sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        path = os.path.join(folder, name)
+        if name.startswith(lease.TRASH):
+            yield Leftover(path, "a run whose removal was interrupted", _remover(path))
+        elif fs.is_temporary_name(name):
+            yield Leftover(path, "a file that was never finished", _remover(path))
+
+
+def _run_leftovers(paths: RunPaths) -> Iterator[Leftover]:
+    if not paths.exists():
+        if not os.path.islink(paths.dir):
+            yield Leftover(
+                paths.dir, "a reservation without a run", lambda: lease.release_if_empty(paths)
+            )
+        return
+    for folder in (paths.dir, paths.checkpoints, paths.history):
+        yield from _temporaries(folder)
+    yield from _point_leftovers(paths)
+    yield from _history_leftovers(paths)
+
+
+def _temporaries(folder: str) -> Iterator[Leftover]:
+    if os.path.islink(folder) or not os.path.isdir(folder):
+        return
+    for name in sorted(os.listdir(folder)):
+        if fs.is_temporary_name(name):
+            path = os.path.join(folder, name)
+            yield Leftover(path, "a file that was never finished", _remover(path))
+
+
+def _point_leftovers(paths: RunPaths) -> Iterator[Leftover]:
+    if not os.path.isdir(paths.checkpoints):
+        return
+    names = os.listdir(paths.checkpoints)
+    staged = {n.split(".pt.")[0] for n in names if n.endswith(".staged") and ".pt." in n}
+    for tag in sorted(staged):
+        files = PointFiles(paths.checkpoints, tag)
+        yield Leftover(files.staged, "a point whose writer died", _under_lock(files, settle))
+    sidecars = {n.split(".pt.opt.")[0] for n in names if ".pt.opt." in n}
+    for tag in sorted(sidecars | set(written_tags(paths))):
+        files = PointFiles(paths.checkpoints, tag)
+        for path in _orphans(files):
+            yield Leftover(path, "training state of no checkpoint", _remover(path))
+    with contextlib.suppress(ResumePointError):
+        step = PointFiles(paths.checkpoints, STEP)
+        if os.path.exists(step.checkpoint) and not step_is_newer(paths):
+            yield Leftover(
+                step.checkpoint, "a point inside an epoch that is committed", _point_remover(step)
+            )
+
+
+def _orphans(files: PointFiles) -> list[str]:
+    """Sidecars that neither the live nor the staged manifest names."""
+    try:
+        known = [manifest.read(p) for p in (files.manifest, files.staged_manifest)]
+    except ResumePointError:
+        return []
+    named = {name for document in known if document is not None for name in document["files"]}
+    if not named and os.path.exists(files.checkpoint):
+        return []  # written before manifests
+    return [path for path in files.sidecars() if os.path.basename(path) not in named]
+
+
+def _history_leftovers(paths: RunPaths) -> Iterator[Leftover]:
+    try:
+        last = committed_epoch(paths)
+    except (ResumePointError, OSError):
+        return
+    if os.path.isdir(paths.history) and not os.path.islink(paths.history):
+        yield from _journal_leftovers(paths)
+    if last is not None and not has_journal(paths) and os.path.exists(paths.idps_csv):
+        with contextlib.suppress(HistoryCorruptionError):
+            records = [] if last == NOTHING else idps_csv.read(paths.idps_csv, last)
+            with open(paths.idps_csv, encoding="utf-8", newline="") as stream:
+                rows = sum(1 for row in csv.reader(stream) if row) - 1
+            if rows > len(records):
+                yield Leftover(
+                    paths.idps_csv,
+                    "rows of an epoch that was never committed",
+                    lambda: idps_csv.write(paths.idps_csv, records),
+                )
+
+
+def _journal_leftovers(paths: RunPaths) -> Iterator[Leftover]:
+    from nnx.history.journal import chunk_name
+    from nnx.history.reading import Journal
+
+    if not Journal.is_there(paths.history):
+        return
+    with contextlib.suppress(HistoryCorruptionError):
+        count = Journal.open(paths.history).manifest["chunks"]
+        number = count
+        while os.path.exists(path := os.path.join(paths.history, chunk_name(number))):
+            yield Leftover(path, "records of an epoch that was never committed", _remover(path))
+            number += 1
+
+
+def _under_lock(files: PointFiles, act: Callable[[PointFiles], object]) -> Callable[[], None]:
+    def clean() -> None:
+        with locked(files.lock, timeout=120):
+            act(files)
+            drop_old_sidecars(files)
+
+    return clean
+
+
+def _point_remover(files: PointFiles) -> Callable[[], None]:
+    def clean() -> None:
+        with locked(files.lock, timeout=120):
+            remove_point(files)
+
+    return clean
+
+
+def _remover(path: str) -> Callable[[], None]:
+    def clean() -> None:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                fs.disk.unlink(path)
+
+    return clean
