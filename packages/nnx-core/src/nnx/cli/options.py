@@ -19,10 +19,14 @@ RunsFolder = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 
-def use_runs(folder: str | None) -> None:
-    """Make ``folder`` the runs folder of this process and of those that it starts."""
+def use_runs(folder: str | None) -> str:
+    """Make ``folder`` the runs folder of this process and of those that it starts.
+
+    The runs folder that holds from then on, given or not.
+    """
     if folder is not None:
         os.environ[RUNS_VARIABLE] = folder
+    return os.environ.get(RUNS_VARIABLE) or "runs"
 
 
 def use_quiet(quiet: bool) -> None:

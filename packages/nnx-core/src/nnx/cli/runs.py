@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-Root = Annotated[str, typer.Option("--root", help="The runs folder.")]
+from nnx.cli.options import RunsFolder, use_runs
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunId = Annotated[str, typer.Argument(help="A run id, the beginning of one, or 'best'.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -19,11 +20,12 @@ _RICH_ROWS = 200  # beyond that a plain table is quicker to print and to search
 
 
 def runs(
-    root: Root = "runs",
+    runs: RunsFolder = None,
     sort: Annotated[str, typer.Option(help="Order by: time, best, id.")] = "time",
     as_json: AsJson = False,
 ) -> None:
     """List the runs: how far each got and its best epoch."""
+    root = use_runs(runs)
     from nnx.store.listing import list_runs
 
     keys = {
@@ -62,15 +64,15 @@ def runs(
             print(f"{row.id}: {row.problem}")
 
 
-def show(run: RunId, root: Root = "runs", as_json: AsJson = False) -> None:
+def show(run: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:
     """Show one run: its configuration, its last epoch and its checkpoints."""
+    root = use_runs(runs)
     from nnx.store import NNRun
     from nnx.store.display import summary
-    from nnx.store.listing import find_run
-    from nnx.store.paths import RunPaths
+    from nnx.store.paths import RunPaths, resolve_run_id
     from nnx.store.points import read_manifest, written_tags
 
-    id = find_run(run, root)
+    id = resolve_run_id(run, root)
     found = NNRun.load(id, root)
     paths = RunPaths.of(id, root)
     tags = {tag: read_manifest(id, tag, root) for tag in written_tags(paths)}
@@ -94,14 +96,14 @@ def show(run: RunId, root: Root = "runs", as_json: AsJson = False) -> None:
         print(f"provenance {found.provenance.fingerprint[:16]}{status}")
 
 
-def verify(run: RunId, root: Root = "runs") -> None:
+def verify(run: RunId, runs: RunsFolder = None) -> None:
     """Check every checkpoint of a run against its manifest, and its history; exits 1 on damage."""
+    root = use_runs(runs)
     from nnx.store import NNRun
-    from nnx.store.listing import find_run
-    from nnx.store.paths import RunPaths
+    from nnx.store.paths import RunPaths, resolve_run_id
     from nnx.store.points import verify_point, written_tags
 
-    id = find_run(run, root)
+    id = resolve_run_id(run, root)
     bad = False
     for tag in written_tags(RunPaths.of(id, root)):
         try:
@@ -123,14 +125,15 @@ def verify(run: RunId, root: Root = "runs") -> None:
         raise typer.Exit(1)
 
 
-def compare(left: RunId, right: RunId, root: Root = "runs", as_json: AsJson = False) -> None:
+def compare(left: RunId, right: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:
     """Compare two runs: where their configurations differ, and their provenance."""
+    root = use_runs(runs)
     from nnx.provenance import compare as compare_provenance
     from nnx.store import NNRun
-    from nnx.store.listing import find_run
+    from nnx.store.paths import resolve_run_id
     from nnx.utils.tables import flatten_dict
 
-    ids = find_run(left, root), find_run(right, root)
+    ids = resolve_run_id(left, root), resolve_run_id(right, root)
     ours, theirs = (flatten_dict(NNRun.load(id, root).state()) for id in ids)
     paths = [path for path in dict.fromkeys([*ours, *theirs]) if path != "id"]
     different = [
@@ -158,8 +161,9 @@ def compare(left: RunId, right: RunId, root: Root = "runs", as_json: AsJson = Fa
     print("verified equal" if provenance.verified_equal else "not verified equal")
 
 
-def best(root: Root = "runs") -> None:
+def best(runs: RunsFolder = None) -> None:
     """Print the run that runs/best points to; exits 1 when there is none."""
+    root = use_runs(runs)
     from nnx.store.election import best_run_id
 
     found = best_run_id(root)
@@ -170,18 +174,20 @@ def best(root: Root = "runs") -> None:
 
 
 def rm(
-    runs: Annotated[list[str], typer.Argument(help="Run ids or their beginnings.")],
-    root: Root = "runs",
+    ids: Annotated[list[str], typer.Argument(help="Run ids or their beginnings.")],
+    runs: RunsFolder = None,
     yes: Yes = False,
 ) -> None:
     """Delete runs; asks first, and refuses one that is being trained."""
+    root = use_runs(runs)
     from nnx.store.lease import remove
-    from nnx.store.listing import find_run
-    from nnx.store.paths import BEST_POINTER, RunPaths
+    from nnx.store.paths import BEST_POINTER, RunPaths, resolve_run_id
 
-    if BEST_POINTER in runs:
+    if BEST_POINTER in ids:
         raise ValueError("delete a run by its own id; 'best' is a pointer (`nnx best` prints it)")
-    chosen = [RunPaths.of(id, root) for id in dict.fromkeys(find_run(run, root) for run in runs)]
+    chosen = [
+        RunPaths.of(id, root) for id in dict.fromkeys(resolve_run_id(run, root) for run in ids)
+    ]
     if not yes:
         for paths in chosen:
             print(f"{paths.dir}  {_bytes(_disk_size(paths.dir))}")
@@ -192,10 +198,11 @@ def rm(
 
 
 def gc(
-    root: Root = "runs",
+    runs: RunsFolder = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only list.")] = False,
 ) -> None:
     """Remove what killed processes left behind; committed epochs stay."""
+    root = use_runs(runs)
     from nnx.store.cleanup import collect
 
     found = collect(root, dry_run=dry_run)

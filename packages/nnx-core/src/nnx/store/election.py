@@ -90,6 +90,12 @@ def leave(paths: RunPaths) -> None:
             _point(paths.root, elect(paths.root, without=paths.id))
 
 
+def repair(root: str) -> None:
+    """Point to the best run there is, or to none."""
+    with locked(os.path.join(root, ".best.lock")):
+        _point(root, elect(root, incumbent=best_run_id(root)))
+
+
 def elect(root: str, *, without: str | None = None, incumbent: str | None = None) -> str | None:
     """The best eligible run of a root.
 

@@ -55,13 +55,17 @@ def writable_lease(paths: RunPaths, *, overwrite: bool) -> Iterator[None]:
     with lease(paths):
         with locked(paths.admission, timeout=_ADMISSION_SECONDS, what=f"the folder {paths.root}"):
             ensure_free(paths, overwrite=overwrite)
-            if not os.path.isdir(paths.dir):
+            reserved = not os.path.isdir(paths.dir)
+            if reserved:
                 fs.disk.mkdir(paths.dir)
         try:
             _write_marker(paths)
             yield
         finally:
-            release_if_empty(paths)
+            if reserved and not paths.exists():
+                shutil.rmtree(paths.dir, ignore_errors=True)
+            else:
+                release_if_empty(paths)
 
 
 def ensure_free(paths: RunPaths, *, overwrite: bool) -> None:

@@ -47,7 +47,7 @@ def list_runs(root: str | None = None) -> Iterator[RunRow]:
         yield _row(paths, written, holder == name)
 
 
-def find_run(prefix: str, root: str | None = None) -> str:
+def find_run(prefix: str, root: str | os.PathLike[str] | None = None) -> str:
     """The run that an id, a unique beginning of one, or ``best`` names.
 
     ``FileNotFoundError`` when there is none, ``ValueError`` when the beginning

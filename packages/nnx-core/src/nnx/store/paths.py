@@ -45,6 +45,17 @@ def check_run_id(run_id: object) -> str:
     return name
 
 
+def resolve_run_id(text: str, root: str | os.PathLike[str] | None = None) -> str:
+    """The run that an id, the unique beginning of one, or ``"best"`` names.
+
+    ``FileNotFoundError`` when there is none, ``ValueError`` naming the
+    candidates when the beginning is ambiguous.
+    """
+    from nnx.store.listing import find_run
+
+    return find_run(text, root)
+
+
 def tag_name(tag: Enum | str) -> str:
     """The file stem of a checkpoint tag: a ``Checkpoints`` member or a custom stem."""
     name = tag.value if isinstance(tag, Enum) else tag
