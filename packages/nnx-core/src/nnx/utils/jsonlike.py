@@ -17,6 +17,8 @@ from typing import Any, NoReturn, TypeVar
 
 from nnx.utils.validation import show
 
+_DEEPEST = 100  # levels of a configuration; safely below Python's own limit
+
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
@@ -132,6 +134,8 @@ def _freeze(value: Any, where: str, parents: tuple[int, ...]) -> Any:
         if not math.isfinite(number):
             raise ValueError(f"{where} must be finite, not {show(value)}")
         return number
+    if len(parents) > _DEEPEST:
+        raise ValueError(f"{show(where)} is nested too deeply (more than {_DEEPEST} levels)")
     if id(value) in parents:
         raise ValueError(f"{where} holds itself; a configuration must be a finite tree")
     if isinstance(value, Mapping):

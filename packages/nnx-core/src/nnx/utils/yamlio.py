@@ -53,6 +53,15 @@ for _side in (_Loader, _Dumper):
     )
 
 
+def _string(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # PyYAML folds the next-line character into spaces unless the string is double-quoted.
+    style = '"' if "\x85" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _string)
+
+
 def load(text: str, where: str = "YAML") -> Any:
     """The plain data in ``text``; ``where`` names the source in errors (``ValueError``)."""
     try:
