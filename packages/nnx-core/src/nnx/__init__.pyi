@@ -34,6 +34,12 @@ from .monitors import registered_metrics as registered_metrics
 from .monitors import unregister_metric as unregister_metric
 from .nets import ConvNN as ConvNN
 from .nets import FeedFwdNN as FeedFwdNN
+from .nn_model import EvalStepContext as EvalStepContext
+from .nn_model import EvalStepFn as EvalStepFn
+from .nn_model import NNModel as NNModel
+from .nn_model import TrainStepContext as TrainStepContext
+from .nn_model import TrainStepFn as TrainStepFn
+from .nn_model import default_train_step as default_train_step
 from .objectives import KDObjective as KDObjective
 from .objectives import LossTerm as LossTerm
 from .objectives import Objective as Objective
@@ -102,4 +108,7 @@ from .tasks import TaskAdapter as TaskAdapter
 from .tasks import TaskMetricAccumulator as TaskMetricAccumulator
 from .tasks import TaskValidationError as TaskValidationError
 from .tasks import task_adapter as task_adapter
+from .trainer import Trainer as Trainer
+from .trainer import TrainerStepContext as TrainerStepContext
+from .trainer import TrainerStepFn as TrainerStepFn
 from .utils.tables import Utils as Utils

@@ -31,6 +31,7 @@ __all__ = [
     "build_module",
     "check_state_topology",
     "check_topology",
+    "check_wrapped_weights",
     "module_topology",
     "register_model_factory",
     "registered_model_factories",
@@ -152,7 +153,7 @@ def check_topology(model: Any) -> None:
     descriptor = model.params.net
     if isinstance(descriptor, RuntimeModule):
         return
-    _refuse_wrapped_weights(model.net)
+    check_wrapped_weights(model)
     topology = state_topology(model.net)
     if topology == model.recorded_topology:
         return
@@ -173,8 +174,11 @@ def check_topology(model: Any) -> None:
     )
 
 
-def _refuse_wrapped_weights(net: nn.Module) -> None:
-    for name, module in net.named_modules():
+def check_wrapped_weights(model: Any) -> None:
+    """Refuse pruning masks and parametrizations on a net that checkpoints must rebuild."""
+    if isinstance(model.params.net, RuntimeModule):
+        return
+    for name, module in model.net.named_modules():
         where = f"{name or 'the net'} ({type(module).__name__})"
         if parametrize.is_parametrized(module):
             problem, remove = "a parametrization", "parametrize.remove_parametrizations"

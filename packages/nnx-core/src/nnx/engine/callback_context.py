@@ -1,0 +1,126 @@
+"""What a callback sees of the fit it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from nnx.engine.session import FitSession
+    from nnx.nn_model import NNModel
+    from nnx.records import NNIterationDataPoint
+    from nnx.store import NNRun
+
+
+class CallbackContext:
+    """One per fit, handed to every hook; its attributes follow the fit.
+
+    A callback may set ``should_stop`` (stop after this epoch), ``stop_at_update``
+    (stop after the batch in progress) and ``idps``; it may append functions to
+    ``update_listeners`` in ``on_train_begin``. Each of them is called after every
+    committed optimizer update, with this context when it takes an argument.
+    """
+
+    __slots__ = (
+        "_deferred", "_idps", "_session", "idp", "should_stop", "stop_at_update",
+        "update_listeners",
+    )  # fmt: skip
+
+    def __init__(self, session: FitSession) -> None:
+        self._session = session
+        self._idps: Any = None
+        self._deferred: list[str] = []
+        self.idp: NNIterationDataPoint | None = None
+        self.should_stop = False
+        self.stop_at_update = False
+        self.update_listeners: list[Callable[..., Any]] = []
+
+    @property
+    def model(self) -> NNModel:
+        """The model in training."""
+        return self._session.model
+
+    @property
+    def run(self) -> NNRun:
+        """The run in progress."""
+        return self._session.run
+
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer] | None:
+        """The named optimizers of a ``Trainer``; ``None`` in ``NNModel.train``."""
+        return self._session.optimizers if self._session.trainer is not None else None
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer; of a ``Trainer``'s, the one whose name sorts first."""
+        return self._session.primary_optimizer
+
+    @property
+    def trainer(self) -> Any:
+        """The ``Trainer``, or ``None`` in ``NNModel.train``."""
+        return self._session.trainer
+
+    @property
+    def scheduler(self) -> Any:
+        """The training scheduler, for reading; ``None`` in a ``Trainer``."""
+        return self._session.scheduler
+
+    @property
+    def epoch(self) -> int:
+        """Index of the epoch in progress."""
+        return self._session.epoch
+
+    @property
+    def precision(self) -> Any:
+        """The run's :class:`~nnx.precision.ResolvedPrecision`."""
+        return self._session.precision
+
+    @property
+    def committed_updates(self) -> int:
+        """Optimizer updates committed so far, as they were reported."""
+        return self._session.committed_updates
+
+    @property
+    def update_count(self) -> int | None:
+        """The update engine's counter in an objective run; ``None`` elsewhere."""
+        return self._session.update_count
+
+    @property
+    def clock_unit(self) -> str:
+        """What the primary scheduler counts: ``"epoch"`` or ``"optimizer_update"``."""
+        return self._session.primary_clock.unit
+
+    @property
+    def auto_step(self) -> bool:
+        """Whether the loop steps the schedulers (a ``Trainer`` may leave that to its step)."""
+        return self._session.primary_clock.automatic
+
+    @property
+    def retention(self) -> int | None:
+        """How many records a history journal keeps in memory; ``None`` without one."""
+        return self._session.retention
+
+    @property
+    def idps(self) -> Any:
+        """The records so far (with a history journal: the last of them)."""
+        if self._idps is not None:
+            return self._idps
+        return self._session.records()
+
+    @idps.setter
+    def idps(self, value: Sequence[NNIterationDataPoint] | None) -> None:
+        self._idps = value
+
+    def defer_checkpoint(self, tag: str) -> None:
+        """Ask for a weights-only checkpoint ``<tag>.pt``, written once LAST has committed."""
+        self._deferred.append(tag)
+
+    def take_deferred(self) -> list[str]:
+        """The tags asked for since the last call."""
+        tags, self._deferred = self._deferred, []
+        return tags
+
+
+_CallbackContext = CallbackContext

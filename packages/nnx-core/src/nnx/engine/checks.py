@@ -1,0 +1,200 @@
+"""What a fit refuses before a callback runs, a loader is read or a run is reserved."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nnx.callbacks import as_callback, history_access_of
+from nnx.engine.batches import loader_length
+from nnx.engine.topology import unowned_parameters
+from nnx.models import check_wrapped_weights, state_topology
+from nnx.monitors import check_metrics
+from nnx.objectives import check_step_precision, check_update_owner
+from nnx.params import MonitorSpec, NNTrainerParams, NNTrainParams
+
+if TYPE_CHECKING:
+    from nnx.engine.request import FitRequest
+    from nnx.precision import ResolvedPrecision
+
+
+def check_arguments(request: FitRequest) -> None:
+    """The kinds of the arguments and who owns the update."""
+    trainer = request.trainer is not None
+    kind = NNTrainerParams if trainer else NNTrainParams
+    params = request.params
+    if not isinstance(params, kind):
+        given = "None" if params is None else type(params).__name__
+        raise ValueError(f"params must be an {kind.__name__}, not {given}")
+    if params.train_loader is None:
+        raise ValueError(
+            "params.train_loader is None: training needs a loader (with_train_loader(...))"
+        )
+    if loader_length(params.train_loader) == 0:
+        raise ValueError("params.train_loader is empty: it has no batch to train on")
+    check_update_owner(
+        objective=request.objective, step_fn=request.step_fn, step_name=request.step_name
+    )
+    for name in (request.step_name, "eval_step_fn"):
+        value = request.step_fn if name == request.step_name else request.eval_step_fn
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be callable, not {type(value).__name__}")
+    if trainer and request.step_fn is None and request.objective is None:
+        raise ValueError(
+            "Trainer.train has no default step: pass a trainer_step_fn, which steps each named "
+            "optimizer itself, or an objective for the update engine"
+        )
+    if request.salt is not None and (not isinstance(request.salt, str) or not request.salt):
+        raise ValueError(f"salt must be a non-empty string or None, not {request.salt!r}")
+    if request.distributed is not None:
+        raise ValueError(
+            f"distributed={request.distributed!r}: this release trains in one process; leave "
+            "distributed=None"
+        )
+
+
+def check_callbacks(request: FitRequest) -> tuple[Any, ...]:
+    """The callbacks as :class:`~nnx.callbacks.Callback` objects."""
+    given = tuple(request.callbacks or ())
+    wrapped = tuple(as_callback(callback) for callback in given)
+    if request.history is None:
+        return wrapped
+    from nnx.history import HistoryJournal
+
+    if not isinstance(request.history, HistoryJournal):
+        raise TypeError(
+            f"history must be a HistoryJournal or None, not {type(request.history).__name__}"
+        )
+    for original, callback in zip(given, wrapped):
+        if callback is not original:
+            raise ValueError(
+                f"the function callback {original!r} reads the full list of records, which a "
+                'history journal does not keep; write a Callback with history_access = "full"'
+            )
+        history_access_of(callback)
+    return wrapped
+
+
+def check_model(request: FitRequest) -> None:
+    """Loss, task and metrics of the model, and whether its checkpoints could be rebuilt."""
+    model, params = request.model, request.params
+    if model.task_adapter is not None:
+        model.task_adapter.check_loss_fn(model.loss_fn)
+    check_metrics(model, params.metrics, owner=type(params).__name__)
+    if request.eval_step_fn is not None:
+        from nnx.streaming import check_eval_step
+
+        check_eval_step(
+            request.eval_step_fn, extra_metrics=params.extra_metrics, metrics=params.metrics
+        )
+    if request.step_fn is None:
+        check_reconstructible(model)
+    check_wrapped_weights(model)
+
+
+def check_monitors(request: FitRequest, callbacks: Sequence[Any]) -> None:
+    """The run's monitor and those of its callbacks need the split and values they watch."""
+    if request.params.monitor is not None:
+        _check_monitor(request, request.params.monitor)
+    for callback in callbacks:
+        bind = getattr(callback, "bind_monitor", None)
+        if callable(bind):
+            bind(request.params.metrics)
+        if isinstance(getattr(callback, "monitor_spec", None), MonitorSpec):
+            _check_monitor(request, callback.monitor_spec)
+
+
+def _check_monitor(request: FitRequest, spec: MonitorSpec) -> None:
+    params = request.params
+    if spec.split == "val" and params.val_loader is None:
+        raise ValueError(
+            f"monitor {spec.key} watches the validation split, but params.val_loader is None"
+        )
+    declared = spec.metric not in ("loss", "error")
+    default = request.trainer is None and request.step_fn is None and request.objective is None
+    if spec.split == "train" and declared and not default:
+        raise ValueError(
+            f"monitor {spec.key} watches a declared metric on the training split, which only the "
+            "default training step records; watch 'loss' or 'error', or the validation split"
+        )
+
+
+def check_reconstructible(model: Any) -> None:
+    """Refuse low-rank factors in place of a layer unless a recipe records them."""
+    layout = model.recorded_topology
+    if layout is None:
+        return
+    now = state_topology(model.net)
+    recorded = any(transform.name == "nnx.low_rank" for transform in model.transforms)
+    if recorded:
+        return
+    for name in layout:
+        stem, _, leaf = name.rpartition(".")
+        prefix = f"{stem}." if stem else ""
+        factors = {f"{prefix}0.weight", f"{prefix}1.weight"}
+        if leaf == "weight" and name not in now and factors <= now.keys():
+            raise ValueError(
+                f"{stem!r} was replaced by low-rank factors that no recipe records, so a checkpoint "
+                "could not rebuild the net. Apply nnx.transforms.low_rank with a TransformRecipe, "
+                "or train the net as NNModel(module=...)"
+            )
+
+
+def check_precision(request: FitRequest, precision: ResolvedPrecision) -> None:
+    """Steps that train in full precision only, and the Trainer's rules."""
+    if request.step_fn is not None:
+        check_step_precision(request.step_fn, precision)
+    if request.trainer is not None and request.step_fn is not None and precision.reduced:
+        raise ValueError(
+            f"a trainer_step_fn owns its updates in full precision, but this model's precision "
+            f"resolves to {precision.effective}; pass objective=, or PrecisionPolicy('fp32')"
+        )
+
+
+def check_trainer_optimizers(request: FitRequest) -> None:
+    """What the Trainer cannot do for a step function, and cannot share in an objective run."""
+    params = request.params
+    if request.step_fn is not None:
+        for name, optim in params.optims.items():
+            for field, neutral in (("grad_clip_norm", None), ("accumulate_grad_batches", 1)):
+                if getattr(optim, field) != neutral:
+                    raise ValueError(
+                        f"optims[{name!r}].{field}={getattr(optim, field)}: a trainer_step_fn owns "
+                        "its updates, so the Trainer cannot apply it. Do it inside the step "
+                        "function, or pass objective="
+                    )
+        return
+    sizes = {name: optim.accumulate_grad_batches for name, optim in params.optims.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            f"an objective run has one update window, but optims disagree on "
+            f"accumulate_grad_batches: {sizes}"
+        )
+    if not params.auto_step_schedulers:
+        raise ValueError(
+            "auto_step_schedulers=False leaves the schedulers to a trainer_step_fn, and an "
+            "objective run has none"
+        )
+
+
+def check_optim_params(params: Sequence[Any]) -> None:
+    """Each optimizer's own validity."""
+    for optim in params:
+        if not optim.is_valid():
+            raise ValueError(f"params.optim is not valid: {optim}")
+
+
+def warn_unowned(net: torch.nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    """Warn about parameters that require gradients and will never move."""
+    names = unowned_parameters(net, optimizers)
+    if names:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" * (len(names) > 5))
+        warnings.warn(
+            f"no optimizer owns {shown}, which require gradients: they will not train. Build the "
+            "optimizer without param_groups, match them with a group, or freeze them",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,186 @@
+"""Making progress durable: an epoch's commit, a point inside an epoch, the last refresh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nnx.engine import rng
+from nnx.engine.batches import is_stateful
+from nnx.engine.topology import optimizer_topology
+from nnx.enums import Checkpoints
+from nnx.params import NNParams
+from nnx.store import NNCheckpoint
+
+if TYPE_CHECKING:
+    from nnx.engine.session import FitSession
+    from nnx.engine.steps import StepRunner
+    from nnx.records import NNIterationDataPoint
+
+
+def epoch(session: FitSession, last: NNIterationDataPoint, *, improved: bool) -> None:
+    """Commit the epoch in progress; ``last`` is its final record.
+
+    history -> LAST -> phase and BEST -> the checkpoints that callbacks asked for.
+    """
+    checkpoint = make_checkpoint(session, last)
+    deferred = dict.fromkeys(session.ctx.take_deferred(), checkpoint)
+    session.writer.commit_epoch(
+        checkpoint,
+        training_state(session, completed_epoch=session.epoch),
+        phases=phases(session),
+        best=improved,
+        deferred=deferred,
+    )
+    session.updates_at_point = session.committed_updates
+    session.committed = last
+
+
+def step_point(session: FitSession, step: StepRunner, *, consumed: int) -> None:
+    """Write a resume point inside the epoch, after ``consumed`` of its batches."""
+    session.flush()
+    partial = session.partial_records()
+    state = training_state(session, completed_epoch=session.epoch - 1)
+    loader = session.params.train_loader
+    state["position"] = {
+        "epoch": session.epoch,
+        "consumed": consumed,
+        "epoch_updates": session.epoch_updates,
+        "epoch_rng": session.epoch_rng,
+        "loader_state": loader.state_dict() if is_stateful(loader) else None,
+        "window": step.window_state(),
+        "recorder": session.recorder.state(),
+        "records": [record.state() for record in partial],
+    }
+    session.writer.commit_step(make_checkpoint(session, partial[-1]), state)
+    session.updates_at_point = session.committed_updates
+
+
+def refresh_last(session: FitSession, *, before: dict[str, Any] | None) -> None:
+    """Write LAST again after ``on_train_end``, with what the callbacks made of the net.
+
+    ``before`` is the net's state from before the hooks when they changed its
+    topology: the state that a resume continues from. The random streams stay those
+    of the epoch's end, where an uninterrupted run would have gone on.
+    """
+    if session.committed is None:
+        return
+    converted = tuple(
+        transform
+        for callback in session.callbacks
+        for transform in callback.checkpoint_transforms()
+    )
+    checkpoint = make_checkpoint(session, session.committed, extra=converted)
+    state = training_state(session, completed_epoch=session.epoch)
+    state["rng_state"] = session.rng_at_end
+    if before is not None:
+        state["resume_net_state"] = before
+    session.writer.refresh_last(checkpoint, state)
+
+
+def make_checkpoint(
+    session: FitSession, idp: NNIterationDataPoint, *, extra: tuple[Any, ...] = ()
+) -> NNCheckpoint:
+    """The model as it is now, with the record ``idp``."""
+    model = session.model
+    return NNCheckpoint(
+        net_params=current_net_params(model),
+        net_state=model.net.state_dict(),
+        model_params=model.params,
+        idp=idp,
+        transforms=(*model.transforms, *extra),
+    )
+
+
+def current_net_params(model: Any) -> Any:
+    """The parameters that rebuild the net: its own, which surgery keeps true."""
+    own = getattr(model.net, "params", None)
+    return own if model.params.builtin and isinstance(own, NNParams) else model.net_params
+
+
+def training_state(session: FitSession, *, completed_epoch: int) -> dict[str, Any]:
+    """Everything a resume needs besides the weights, as plain data and tensors."""
+    plan = session.plan
+    state: dict[str, Any] = {
+        "completed_epoch": completed_epoch,
+        "rng_state": rng.capture(session.loaders),
+        "scaler_state": None if plan.scaler is None else plan.scaler.state_dict(),
+        "precision": session.precision.record(),
+        "components": plan.registry.collect(),
+        "counters": {
+            "global_step": session.global_step,
+            "committed_updates": session.committed_updates,
+            "planned_n_epochs": plan.end_epoch,
+        },
+    }
+    if plan.compile_record is not None:
+        state["compile"] = plan.compile_record().record()
+    net = session.model.net
+    described = {
+        name: _describe(net, optimizer, plan.optim_params[name], session.clocks[name].scheduler)
+        for name, optimizer in session.optimizers.items()
+    }
+    if session.trainer is None:
+        state.update(described[session.primary])
+        return state
+    for key, plural in PLURALS.items():
+        state[plural] = {name: one[key] for name, one in described.items()}
+    return state
+
+
+PLURALS = {
+    "optimizer_state": "optimizers_state",
+    "optimizer_type": "optimizer_types",
+    "optimizer_topology": "optimizer_topologies",
+    "optimizer_factory": "optimizer_factories",
+    "scheduler_state": "schedulers_state",
+    "scheduler_type": "scheduler_types",
+}
+
+
+def _describe(net: Any, optimizer: Any, params: Any, scheduler: Any) -> dict[str, Any]:
+    return {
+        "optimizer_state": optimizer.state_dict(),
+        "optimizer_type": type_name(optimizer),
+        "optimizer_topology": optimizer_topology(net, optimizer),
+        "optimizer_factory": factory_state(params),
+        "scheduler_state": scheduler_state(scheduler),
+        "scheduler_type": type_name(scheduler),
+    }
+
+
+def scheduler_state(scheduler: Any) -> dict[str, Any]:
+    """A scheduler's state without the functions that its constructor set."""
+    return {k: v for k, v in scheduler.state_dict().items() if not callable(v)}
+
+
+def type_name(value: Any) -> str:
+    """``package.Class`` of a value."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def factory_state(optim_params: Any) -> dict[str, Any] | None:
+    """The identity of a registered optimizer factory; ``None`` for torch's own optimizers."""
+    factory = getattr(optim_params, "factory", None)
+    return None if factory is None else factory.state()
+
+
+def phases(session: FitSession) -> tuple[Checkpoints, ...]:
+    """The phase checkpoints that fall on this epoch: FIRST, or one of the quartiles."""
+    plan = session.plan
+    if not plan.params.save_phase_checkpoints:
+        return ()
+    done = session.epoch - plan.cadence_start + 1
+    total = plan.params.n_epochs
+    if done == 1:
+        return (Checkpoints.FIRST,)
+    quartiles = (Checkpoints.Q1, Checkpoints.Q2, Checkpoints.Q3)
+    return tuple(tag for k, tag in enumerate(quartiles, 1) if done == k * total // 4)
+
+
+def headline(last: NNIterationDataPoint) -> dict[str, float | None]:
+    """What the progress bar shows of a finished epoch."""
+    if last.selection is not None:
+        return {last.selection.monitor.key: last.selection.value}
+    if last.val_edp is not None:
+        return {"val_loss": last.val_edp.loss, "val_error": last.val_edp.error}
+    return {}

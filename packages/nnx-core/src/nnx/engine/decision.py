@@ -1,0 +1,112 @@
+"""The one place that says whether an epoch is better than the ones before it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nnx.monitors import MonitorTracker
+    from nnx.params import MonitorRecord
+    from nnx.records import NNEvaluationDataPoint, NNIterationDataPoint
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """The value that an epoch is judged by when no monitor is declared.
+
+    ``source`` names the field it came from, ``rejected`` the non-finite fields that
+    were passed over on the way.
+    """
+
+    value: float | None
+    source: str | None
+    rejected: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one epoch's result means for BEST and for a plateau scheduler.
+
+    ``plateau`` is the value to step a plateau scheduler on, ``None`` for no step.
+    """
+
+    improved: bool
+    plateau: float | None
+    record: MonitorRecord | None = None
+
+
+def control_signal(idp: NNIterationDataPoint) -> Signal:
+    """The first finite value of: validation error, validation loss, training error, loss.
+
+    A validation record of a task that holds nothing (every target masked) ends the
+    walk: the training values never stand in for it.
+    """
+    rejected: list[str] = []
+    for split, record in (("val_edp", idp.val_edp), ("train_edp", idp.train_edp)):
+        if record is None:
+            continue
+        for name in ("error", "loss"):
+            value = getattr(record, name)
+            if value is None:
+                continue
+            if math.isfinite(value):
+                return Signal(float(value), f"{split}.{name}", tuple(rejected))
+            rejected.append(f"{split}.{name}={value}")
+        if split == "val_edp" and _unavailable(record):
+            break
+    return Signal(None, None, tuple(rejected))
+
+
+def _unavailable(record: NNEvaluationDataPoint) -> bool:
+    if record.status == "empty":
+        return True
+    return record.kind is not None and record.error is None and record.loss is None
+
+
+class Judge:
+    """Compares each epoch with the best so far, by the monitor or by the signal."""
+
+    def __init__(self, tracker: MonitorTracker | None) -> None:
+        self.tracker = tracker
+        self.best = math.inf
+
+    def judge(
+        self, idp: NNIterationDataPoint, summary: NNEvaluationDataPoint | None
+    ) -> tuple[Decision, NNIterationDataPoint]:
+        """The decision on an epoch, and its last record with the summary and selection."""
+        idp = idp.with_epoch_summary(summary, None)
+        decision = self._by_signal(idp) if self.tracker is None else self._by_monitor(idp)
+        return decision, idp.with_epoch_summary(summary, decision.record)
+
+    def _by_signal(self, idp: NNIterationDataPoint) -> Decision:
+        signal = control_signal(idp)
+        if signal.rejected:
+            used = (
+                f"used {signal.source}={signal.value} instead"
+                if signal.source
+                else "no metric available: the epoch has no finite value to be judged by"
+            )
+            warnings.warn(
+                f"epoch {idp.epoch_idx}: {', '.join(signal.rejected)} is not finite; {used}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        improved = signal.value is not None and signal.value < self.best
+        if improved:
+            self.best = signal.value  # type: ignore[assignment]
+        return Decision(improved, signal.value)
+
+    def _by_monitor(self, idp: NNIterationDataPoint) -> Decision:
+        tracker = self.tracker
+        assert tracker is not None
+        value = tracker.spec.value(train=idp.monitored_train_edp(), val=idp.val_edp)
+        record = tracker.observe(value, epoch=idp.epoch_idx)
+        if record.status == "missing":
+            return Decision(record.improved, None, record)
+        plateau = record.value
+        if record.status == "nonfinite" or plateau is None:
+            plateau = math.inf if tracker.spec.mode == "min" else -math.inf
+        return Decision(record.improved, plateau, record)

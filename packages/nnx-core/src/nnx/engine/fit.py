@@ -1,0 +1,103 @@
+"""From a request to a trained run."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import TYPE_CHECKING, Any
+
+from nnx.engine import commit, resume, rng
+from nnx.engine.loop import begin_epoch, loop
+from nnx.engine.plan import plan_fit
+from nnx.engine.session import FitSession
+from nnx.models import state_topology
+from nnx.seeding import set_seed
+from nnx.store.writer import RunWriter
+
+if TYPE_CHECKING:
+    from nnx.engine.request import FitRequest
+    from nnx.store import NNRun
+
+
+def fit(request: FitRequest) -> NNRun:
+    """Check, reserve, train, commit; the finished run.
+
+    A request that cannot be trained raises before anything is changed. A fit that
+    fails later keeps its committed epochs.
+    """
+    plan = plan_fit(request)
+    with RunWriter.open(
+        plan.run,
+        history=request.history,
+        overwrite=plan.params.overwrite_existing,
+        provenance=request.provenance,
+        parent=plan.resume.point,
+    ) as writer:
+        writer.run = writer.run.with_resume_status(plan.resume.status())
+        session = FitSession(plan, writer)
+        _train(session)
+        run = writer.finish()
+    print(f"Run saved to {_display_path(run.id)}")
+    return run
+
+
+def _train(session: FitSession) -> None:
+    try:
+        _start(session)
+        loop(session)
+    except BaseException:
+        session.clean_up()
+        raise
+    _end(session)
+
+
+def _start(session: FitSession) -> None:
+    """Seed, restore, let the callbacks begin, restore their state."""
+    plan = session.plan
+    if plan.resume.point is None:
+        if plan.params.seed is not None:
+            set_seed(plan.params.seed)
+        session.begin()
+        return
+    with resume.undone_on_error(session):
+        if plan.params.seed is not None:
+            set_seed(plan.params.seed)
+        resume.restore_tensors(session)
+        session.begin()
+        if session.position is not None:  # its epoch has begun already
+            session.epoch = session.position.epoch
+            begin_epoch(session)
+        plan.registry.restore(plan.resume.components)
+        resume.restore_streams(session)
+
+
+def _end(session: FitSession) -> None:
+    """``on_train_end``, then LAST once more when a callback had a say."""
+    from nnx.callbacks import Callback
+
+    hooked = any(type(c).on_train_end is not Callback.on_train_end for c in session.callbacks)
+    session.rng_at_end = rng.capture(session.loaders)
+    before = _snapshot(session) if hooked else None
+    session.dispatch("on_train_end")
+    if hooked and not session.discarded:
+        changed = before is not None and state_topology(session.model.net) != before[0]
+        commit.refresh_last(session, before=before[1] if changed and before else None)
+
+
+def _snapshot(session: FitSession) -> tuple[Any, Any] | None:
+    """The net before callbacks that declare a topology change convert it."""
+    if not any(_converts(callback) for callback in session.callbacks):
+        return None
+    net = session.model.net
+    return state_topology(net), copy.deepcopy(net.state_dict())
+
+
+def _converts(callback: Any) -> bool:
+    from nnx.callbacks import Callback
+
+    return type(callback).checkpoint_transforms is not Callback.checkpoint_transforms
+
+
+def _display_path(run_id: str) -> str:
+    """``runs/<id>``, relative to where the run was saved from, the same on every platform."""
+    return "/".join(("runs", run_id)).replace(os.sep, "/")

@@ -1,0 +1,131 @@
+"""The one training loop: epochs x batches, the same for every step owner and facade."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nnx.engine import commit, rng
+from nnx.engine.batches import (
+    EpochBatches,
+    announce_epoch,
+    is_stateful,
+    loader_length,
+    open_epoch,
+)
+from nnx.engine.clocks import UnreportedUpdates
+from nnx.engine.progress import Progress
+from nnx.engine.steps import StepRunner, runner
+from nnx.engine.validation import validate
+
+if TYPE_CHECKING:
+    from nnx.engine.session import FitSession
+
+
+def loop(session: FitSession) -> None:
+    """Train from ``plan.start_epoch`` to ``plan.end_epoch``, or until a callback stops it.
+
+    The order at an epoch's end: validation, the decision (better or not), schedulers,
+    ``on_epoch_end``, then the commit that makes the epoch durable.
+    """
+    plan, ctx = session.plan, session.ctx
+    step = runner(session)
+    reported = UnreportedUpdates(session.clocks)
+    first = plan.start_epoch
+    progress = Progress(
+        epochs=plan.end_epoch - first,
+        batches_per_epoch=loader_length(plan.params.train_loader),
+        done=session.resumed_batches,
+    )
+    try:
+        for epoch in range(first, plan.end_epoch):
+            session.epoch = epoch
+            progress.start_epoch(epoch - first + 1)
+            if not _run_epoch(session, step, progress):
+                session.discard_epoch()
+                return
+            reported.after_epoch(session, session.epoch_updates)
+            _finish_epoch(session, progress)
+            if ctx.should_stop or ctx.stop_at_update:
+                return
+    finally:
+        progress.close()
+
+
+def begin_epoch(session: FitSession) -> None:
+    """What happens before an epoch's first batch is read."""
+    if session.plan.owns_step:
+        session.model.net.train()  # a custom step function owns the mode
+    session.epoch_updates = 0
+    announce_epoch(session.params.train_loader, session.epoch)
+    session.dispatch("on_epoch_begin")
+
+
+def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> bool:
+    """Train on every batch of an epoch; ``False`` when it was stopped inside."""
+    plan, ctx = session.plan, session.ctx
+    batches = _batches(session, step)
+    row, run, optimizer = session.row, step.run, session.primary_optimizer
+    every = plan.params.checkpoint_every
+    show = progress.batch if progress.on else None
+    index = session.resumed_batches - 1
+    for index, batch, is_last in batches:
+        lr = optimizer.param_groups[0]["lr"]
+        loss = run(batch, index, is_last)
+        row(lr, index)
+        if show is not None:
+            show(loss)
+        if ctx.stop_at_update and not is_last and not batches.exhausted():
+            return False
+        if every and session.updates_since_point >= every and not is_last:
+            commit.step_point(session, step, consumed=index + 1)
+    if index < 0:
+        raise ValueError(
+            f"train_loader yielded no batches in epoch {session.epoch}; give it data that can "
+            "be iterated once per epoch"
+        )
+    if step.close(index):
+        session.amend_update_count()
+    session.resumed_batches = 0
+    return True
+
+
+def _batches(session: FitSession, step: StepRunner) -> EpochBatches:
+    """The epoch's batches, from the start or from where a resumed epoch stood."""
+    plan, loader = session.plan, session.params.train_loader
+    point = session.take_position()
+    if point is None:
+        begin_epoch(session)
+        step.begin_epoch()
+        if plan.params.checkpoint_every:
+            session.epoch_rng = rng.capture(session.loaders)
+        source = open_epoch(loader)
+    else:  # begin_epoch has run, before the components were restored
+        step.resume_epoch(point.window)
+        session.epoch_rng = point.epoch_rng
+        rng.restore(point.epoch_rng, session.loaders)
+        source = open_epoch(loader, skip=point.consumed, state=point.loader_state)
+        rng.restore(point.rng, session.loaders)
+    return EpochBatches(
+        source,
+        length=loader_length(loader),
+        start=session.resumed_batches,
+        look_ahead=plan.looks_ahead,
+    )
+
+
+def _finish_epoch(session: FitSession, progress: Progress) -> None:
+    plan = session.plan
+    session.flush()
+    last = session.writer.idps[-1].with_val_edp(validate(session))
+    decision, last = plan.judge.judge(last, session.epoch_summary())
+    session.writer.replace_last(last)
+    for clock in session.clocks.values():
+        clock.after_epoch(decision.plateau)
+    ctx = session.ctx
+    ctx.idp = last
+    progress.note(**commit.headline(last))
+    session.dispatch("on_epoch_end")
+    commit.epoch(session, last, improved=decision.improved)
+
+
+__all__ = ["begin_epoch", "is_stateful", "loop"]

@@ -1,0 +1,272 @@
+"""What is live during one fit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from nnx.engine.callback_context import CallbackContext
+from nnx.engine.clocks import SchedulerClock
+from nnx.engine.contexts import takes_an_argument
+from nnx.records import NNIterationDataPoint
+
+if TYPE_CHECKING:
+    import torch
+
+    from nnx.engine.plan import FitPlan
+    from nnx.engine.resume import Position
+    from nnx.nn_model import NNModel
+    from nnx.objectives import UpdateEvent
+    from nnx.records import NNEvaluationDataPoint
+    from nnx.store import NNRun
+    from nnx.store.writer import RunWriter
+
+
+class FitSession:
+    """The optimizers, clocks, records and counters of a fit in progress.
+
+    The loop moves ``epoch``, ``global_step`` (batches), ``committed_updates`` and the
+    pending batch rows; everything else is fixed when the session opens.
+    """
+
+    def __init__(self, plan: FitPlan, writer: RunWriter) -> None:
+        self.plan = plan
+        self.writer = writer
+        self.model: NNModel = plan.model
+        self.trainer = plan.trainer
+        self.params = plan.params
+        self.precision = plan.precision
+        self.optimizers: Mapping[str, torch.optim.Optimizer] = plan.optimizers
+        self.primary = min(plan.optimizers)
+        self.primary_optimizer = plan.optimizers[self.primary]
+        self.clocks: Mapping[str, SchedulerClock] = plan.clocks
+        self.primary_clock = plan.clocks[self.primary]
+        self.engine = plan.engine
+        self.recorder = plan.recorder
+        self.callbacks: Sequence[Any] = plan.callbacks
+        self.loaders = {"train": plan.params.train_loader, "val": plan.params.val_loader}
+        self.retention: int | None = None if plan.history is None else plan.history.retention
+        # A history journal bounds what waits in memory; without one an epoch's rows wait.
+        self._rows_at_most = None if plan.history is None else plan.history.chunk
+
+        self.epoch = plan.start_epoch
+        self.global_step = plan.resume.start_step
+        self.committed_updates = plan.resume.start_updates
+        self.epoch_updates = 0
+        self.updates_at_point = self.committed_updates
+        self.position = plan.resume.position  # where a resumed epoch stood, until it is taken up
+        self.resumed_batches = 0 if self.position is None else self.position.consumed
+        self.epoch_rng: Any = None
+        self.rng_at_end: Any = None
+        self.committed: NNIterationDataPoint | None = None
+        self.discarded = False
+        self._begun: list[Any] = []
+        self._partial: list[NNIterationDataPoint] = []
+        self._rows: list[tuple[float, int, int, int, int | None]] = []
+        self._listeners: list[Callable[[], Any]] = []
+        self._update_hooks: list[Any] = []
+        self._schedule_hooks: list[Any] = []
+        self.ctx = CallbackContext(self)
+
+    @property
+    def run(self) -> NNRun:
+        return self.writer.run
+
+    @property
+    def scheduler(self) -> Any:
+        """The one scheduler of ``NNModel.train``; a ``Trainer`` has several."""
+        return None if self.trainer is not None else self.primary_clock.scheduler
+
+    @property
+    def update_count(self) -> int | None:
+        """Committed windows of the update engine, in an objective run."""
+        return self.engine.updates if self.plan.objective is not None else None
+
+    # Callbacks ---------------------------------------------------------------------------
+
+    def dispatch(self, hook: str) -> None:
+        """Call ``hook`` of every callback, in order."""
+        ctx = self.ctx
+        ctx.idps = None
+        for callback in self.callbacks:
+            if self.retention is not None and _reads_everything(callback, hook):
+                self._with_full_history(callback, hook)
+            else:
+                getattr(callback, hook)(ctx)
+
+    def _with_full_history(self, callback: Any, hook: str) -> None:
+        held, self.ctx.idps = self.ctx.idps, None
+        with self.writer.full_history() as records:
+            self.ctx.idps = records
+            try:
+                getattr(callback, hook)(self.ctx)
+            finally:
+                self.ctx.idps = held
+
+    def begin(self) -> None:
+        """Run every ``on_train_begin`` and take up what the callbacks registered."""
+        from nnx.callbacks import Callback
+
+        for callback in self.callbacks:
+            self._begun.append(callback)
+            callback.on_train_begin(self.ctx)
+        listeners = self.ctx.update_listeners
+        if listeners and self.trainer is not None:
+            raise ValueError(
+                "a callback registered an update listener, which only NNModel.train calls; "
+                "use on_optimizer_update in Trainer.train(objective=...)"
+            )
+        self.bind_listeners()
+        for callback in self.callbacks:
+            kind = type(callback)
+            if kind.on_optimizer_update is not Callback.on_optimizer_update:
+                self._update_hooks.append(callback)
+            if kind.on_scheduler_step is not Callback.on_scheduler_step:
+                self._schedule_hooks.append(callback)
+
+    def clean_up(self) -> None:
+        """After a failure: let the callbacks that began close what they opened.
+
+        Their own errors become warnings, so that the failure stays the error raised.
+        """
+        for callback in self._begun:
+            try:
+                callback.on_train_end(self.ctx)
+            except Exception as error:
+                warnings.warn(
+                    f"{type(callback).__name__}.on_train_end failed while cleaning up: "
+                    f"{type(error).__name__}: {error}",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+
+    def bind_listeners(self) -> None:
+        """Read ``ctx.update_listeners`` again (the list may have grown)."""
+        self._bound = tuple(self.ctx.update_listeners)
+        self._listeners = [partial(f, self.ctx) if takes_an_argument(f) else f for f in self._bound]
+
+    # Updates -----------------------------------------------------------------------------
+
+    def report_update(self, name: str | None = None) -> None:
+        """One optimizer took a committed step: move its clock, tell the listeners."""
+        self.committed_updates += 1
+        self.epoch_updates += 1
+        self._step_clock(self.primary if name is None else name)
+        self._tell_listeners()
+
+    def report_events(self, events: Sequence[UpdateEvent]) -> None:
+        """One committed window of the update engine, one event per stepped optimizer."""
+        if not events:
+            return
+        for callback in self._update_hooks:
+            for event in events:
+                callback.on_optimizer_update(self.ctx, event)
+        self.committed_updates += 1
+        self.epoch_updates += 1
+        for event in events:
+            self._step_clock(event.optimizer)
+        self._tell_listeners()
+
+    def _step_clock(self, name: str) -> None:
+        clock = self.clocks.get(name)
+        if clock is None:
+            known = ", ".join(map(repr, self.clocks))
+            raise ValueError(f"report_update({name!r}): no such optimizer; this run has {known}")
+        if clock.after_update() and name == self.primary:
+            for callback in self._schedule_hooks:
+                callback.on_scheduler_step(self.ctx, clock.position - 1)
+
+    def _tell_listeners(self) -> None:
+        if len(self._bound) != len(self.ctx.update_listeners):
+            self.bind_listeners()
+        for listener in self._listeners:
+            listener()
+
+    # Records -----------------------------------------------------------------------------
+
+    def row(self, lr: float, batch_idx: int) -> None:
+        """Count one batch; its scores are in the recorder."""
+        self._rows.append((lr, self.global_step, self.epoch, batch_idx, self.update_count))
+        self.global_step += 1
+        if len(self._rows) == self._rows_at_most:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make the records of the batches since the last flush."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        scores = self.recorder.take()
+        records = [
+            NNIterationDataPoint(
+                lr=lr,
+                iter_idx=step,
+                epoch_idx=epoch,
+                batch_idx=batch,
+                train_edp=edp,
+                update_count=updates,
+            )
+            for (lr, step, epoch, batch, updates), edp in zip(rows, scores)
+        ]
+        self.writer.extend(records)
+        if self.params.checkpoint_every:
+            self._partial += records
+
+    def amend_update_count(self) -> None:
+        """The last batch's window was closed after it was recorded: count that update."""
+        self.flush()
+        last = self.writer.idps[-1]
+        if last.update_count != self.update_count:
+            self.writer.replace_last(replace(last, update_count=self.update_count))
+
+    def records(self) -> Any:
+        """Every record so far (with a history journal, its window)."""
+        self.flush()
+        return self.writer.idps
+
+    def partial_records(self) -> list[NNIterationDataPoint]:
+        """The records of the epoch in progress, for a point inside it."""
+        self.flush()
+        return list(self._partial)
+
+    @property
+    def updates_since_point(self) -> int:
+        """Updates committed since the last resume point was written."""
+        return self.committed_updates - self.updates_at_point
+
+    def take_position(self) -> Position | None:
+        """Where the resumed epoch stood; ``None`` for an epoch that starts at its start."""
+        position, self.position = self.position, None
+        self._partial = []
+        if position is None:
+            self.recorder.begin_epoch()
+            return None
+        self.epoch_updates = position.epoch_updates
+        self.recorder.begin_epoch()
+        self.recorder.load_state(dict(position.recorder))
+        self._partial = list(position.records)
+        self.writer.extend(self._partial)
+        return position
+
+    def epoch_summary(self) -> NNEvaluationDataPoint | None:
+        """The whole-epoch training summary, in runs that declare metrics or a monitor."""
+        if self.plan.objective is None:
+            return self.recorder.summary()
+        return self.recorder.summary(loss=self.engine.epoch_loss())
+
+    def discard_epoch(self) -> None:
+        """Drop the epoch in progress: it was stopped inside and is never committed."""
+        self.discarded = True
+        self._rows.clear()
+        self.recorder.take()
+        self.engine.discard()
+        self.writer.discard_epoch()
+
+
+def _reads_everything(callback: Any, hook: str) -> bool:
+    return hook in ("on_epoch_end", "on_train_end") and (
+        getattr(callback, "history_access", "window") == "full"
+    )

@@ -1,0 +1,36 @@
+"""The validation of an epoch: the built-in evaluation or the caller's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nnx.engine.contexts import EvalStepContext
+from nnx.engine.steps import checked_record
+from nnx.prediction.inference import evaluate
+from nnx.streaming import run_eval_step
+
+if TYPE_CHECKING:
+    from nnx.engine.session import FitSession
+    from nnx.records import NNEvaluationDataPoint
+
+
+def validate(session: FitSession) -> NNEvaluationDataPoint | None:
+    """This epoch's validation record; ``None`` without a validation loader or evaluator."""
+    plan, params = session.plan, session.params
+    if params.val_loader is None:
+        return None
+    if plan.eval_step_fn is None:
+        return evaluate(
+            session.model,
+            params.val_loader,
+            extra_metrics=params.extra_metrics,
+            metrics=params.metrics,
+        )
+    ctx = EvalStepContext(
+        model=session.model,
+        val_loader=params.val_loader,
+        extra_metrics=params.extra_metrics,
+        epoch_idx=session.epoch,
+        metrics=params.metrics,
+    )
+    return checked_record(run_eval_step(plan.eval_step_fn, ctx), "eval_step_fn")
