@@ -29,5 +29,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "disabled_adapters",
             "set_adapter",
         ],
+        "prefix": ["PrefixTuner", "load_prefix_weights", "save_prefix_weights"],
+        "prompt": ["PromptTuner", "load_prompt_weights", "save_prompt_weights"],
     },
 )

@@ -49,8 +49,12 @@ def load_owned(module: nn.Module, source: Source, owners: Owners) -> int:
     cannot overwrite a frozen base. A tensor of another shape raises torch's
     size-mismatch ``RuntimeError`` and changes nothing.
     """
+    return load_keys(module, source, set(owned_keys(module, owners)))
+
+
+def load_keys(module: nn.Module, source: Source, owned: set[str]) -> int:
+    """As :func:`load_owned`, for exactly these state-dict keys."""
     state = read_tensors(source)
-    owned = set(owned_keys(module, owners))
     accepted = {key: value for key, value in state.items() if key in owned}
     before = {k: v.clone() for k, v in module.state_dict().items() if k in accepted}
     try:
