@@ -180,6 +180,13 @@ def check_wrapped_weights(model: Any) -> None:
         return
     for name, module in model.net.named_modules():
         where = f"{name or 'the net'} ({type(module).__name__})"
+        for parameter in module._parameters.values():
+            kind = type(parameter).__module__
+            if kind.startswith(("torchao.", "torch.sparse.")):
+                raise ValueError(
+                    f"{where} holds a {type(parameter).__name__} weight (quantized or 2:4 sparse), "
+                    f"which is for inference: train and save the model it was made from"
+                )
         if parametrize.is_parametrized(module):
             problem, remove = "a parametrization", "parametrize.remove_parametrizations"
         else:

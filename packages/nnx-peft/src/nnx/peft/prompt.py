@@ -61,7 +61,7 @@ class PromptTuner(nn.Module):
     ) -> tuple[torch.Tensor, Any]:
         """As the model's; the first call puts the prompt into the cache."""
         if past_kvs is not None:
-            return self.model.forward_with_cache(tokens, past_kvs)  # type: ignore[no-any-return]
+            return self.model.forward_with_cache(tokens, past_kvs)
         batch, length = tokens.shape
         if length > self.effective_max_seq_len:
             raise ValueError(

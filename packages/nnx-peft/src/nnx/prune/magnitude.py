@@ -48,9 +48,9 @@ def magnitude_prune(
 
 
 def _prune(layer: nn.Linear, sparsity: float, bake: bool) -> None:
-    prune.l1_unstructured(layer, "weight", amount=sparsity)  # type: ignore[no-untyped-call]
+    prune.l1_unstructured(layer, "weight", amount=sparsity)  # type: ignore[no-untyped-call,unused-ignore]
     if bake:
-        prune.remove(layer, "weight")  # type: ignore[no-untyped-call]
+        prune.remove(layer, "weight")  # type: ignore[no-untyped-call,unused-ignore]
         # torch puts the weight last; optimizers and files go by a Linear's own order.
         for name in [name for name in layer._parameters if name != "weight"]:
             layer._parameters[name] = layer._parameters.pop(name)

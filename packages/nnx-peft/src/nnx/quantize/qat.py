@@ -152,8 +152,9 @@ def _prepare(quantizer: Any, net: nn.Module) -> None:
 def _convert(quantizer: Any, net: nn.Module) -> None:
     _swap(net, quantizer.convert)
     for module in net.modules():  # torchao registers a quantized layer's bias as trainable
-        if "scales" in module._buffers and isinstance(module._parameters.get("bias"), nn.Parameter):
-            module._parameters["bias"].requires_grad_(False)
+        bias = module._parameters.get("bias")
+        if "scales" in module._buffers and bias is not None:
+            bias.requires_grad_(False)
 
 
 def _swap(net: nn.Module, swap: Any) -> None:
