@@ -101,3 +101,8 @@ def test_reduced_precision_outputs_are_scored_in_float32():
     raw = logits(4, 3).bfloat16()
     terms = supervised_terms(nn.CrossEntropyLoss(), None, raw, torch.tensor([0, 1, 2, 0]))
     assert terms.output.dtype == terms.loss.dtype == torch.float32
+
+
+def test_a_continuous_loss_never_broadcasts():
+    with pytest.raises(ValueError, match=r"MSELoss would broadcast targets of shape \(4,\)"):
+        supervised_terms(nn.MSELoss(), None, logits(4, 1), torch.zeros(4))

@@ -118,6 +118,7 @@ def supervised_terms(
     if output.dtype in (torch.float16, torch.bfloat16):
         output = output.float()
     if adapter is None:
+        _refuse_broadcast(loss_fn, output, target)
         loss = loss_fn(native_input(loss_fn, output), target)
         check_scalar(loss, loss_fn)
         return SupervisedTerms(
@@ -126,6 +127,16 @@ def supervised_terms(
     output, target, valid = adapter.prepare(output, target)
     loss, numerator, denominator = adapter.loss_terms(loss_fn, output, target, valid)
     return SupervisedTerms(loss, output, target, valid, numerator=numerator, weight=denominator)
+
+
+def _refuse_broadcast(loss_fn: nn.Module, output: torch.Tensor, target: Any) -> None:
+    """(N,) targets under (N, 1) outputs would be compared N x N; torch only warns."""
+    if is_native(loss_fn, CONTINUOUS) and getattr(target, "shape", None) != output.shape:
+        raise ValueError(
+            f"{type(loss_fn).__name__} would broadcast targets of shape "
+            f"{tuple(getattr(target, 'shape', ()))} against outputs of shape "
+            f"{tuple(output.shape)}; give both one shape"
+        )
 
 
 def check_scalar(loss: torch.Tensor, loss_fn: nn.Module) -> None:

@@ -1,0 +1,305 @@
+"""Metrics accumulated apart and merged equal the whole."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nnx import (
+    MetricSnapshot,
+    MetricSpec,
+    StreamingMetrics,
+    TaskSpec,
+    register_metric,
+    unregister_metric,
+)
+from nnx.streaming import MetricMergeError
+from sklearn.metrics import f1_score, log_loss, roc_auc_score
+
+CATEGORICAL = (MetricSpec("accuracy"), MetricSpec("f1"), MetricSpec("nll"), MetricSpec("brier"))
+BINARY = (
+    MetricSpec("accuracy"), MetricSpec("f1", config={"average": "binary"}), MetricSpec("nll"),
+)  # fmt: skip
+
+
+class Auroc:
+    """A rank metric: it needs every score, and says so by having no merge()."""
+
+    def __init__(self, config):
+        self.parts = []
+
+    def update(self, target, prediction):
+        self.parts.append((target, prediction))
+
+    def result(self):
+        target, scores = (np.concatenate(side) for side in zip(*self.parts))
+        return roc_auc_score(target, scores)
+
+
+class Total:
+    """Bounded and mergeable."""
+
+    def __init__(self, config):
+        self.sum = 0.0
+
+    def update(self, target, prediction):
+        self.sum += float(prediction.sum())
+
+    def merge(self, other):
+        self.sum += other.sum
+
+    def result(self):
+        return self.sum
+
+
+class Hoarder(Total):
+    stores_scores = True
+
+
+@pytest.fixture
+def custom():
+    register_metric("test.auroc", 1, Auroc, input="probabilities", mode="max")
+    register_metric("test.total", 1, Total, input="continuous", mode="max")
+    register_metric("test.hoarder", 1, Hoarder, input="continuous", mode="max")
+    yield
+    for id in ("test.auroc", "test.total", "test.hoarder"):
+        unregister_metric(id, 1)
+
+
+def logits(n, c, seed=0):
+    return torch.randn(n, c, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def values(snapshot):
+    return pytest.approx(dict(snapshot.values), rel=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.integers(0, 60), max_size=6), st.randoms(use_true_random=False),
+    st.sampled_from(["categorical", "multilabel", "regression"]), st.floats(0, 1),
+)  # fmt: skip
+def test_merging_in_any_order_equals_the_whole(cuts, shuffler, kind, masked):
+    task = {
+        "categorical": TaskSpec.categorical(4, ignore_index=-1),
+        "multilabel": TaskSpec.multilabel(4, threshold=0.6),
+        "regression": TaskSpec.regression(4),
+    }[kind]
+    metrics = {
+        "categorical": CATEGORICAL, "multilabel": BINARY, "regression": (MetricSpec("mse"), MetricSpec("mae")),
+    }[kind]  # fmt: skip
+    output = logits(60, 4)
+    generator = torch.Generator().manual_seed(1)
+    target = torch.randint(0, 4, (60,), generator=generator)
+    if kind != "categorical":
+        target = (logits(60, 4, seed=2) > 0).double()
+    hidden = torch.rand(target.shape, generator=generator) < masked
+    target[hidden] = -1 if kind == "categorical" else float("nan")
+    whole = StreamingMetrics.for_task(metrics, task)
+    whole.update_logits(target, output)
+    edges = [0, *sorted(cuts), 60]
+    parts = []
+    for start, stop in itertools.pairwise(edges):
+        part = StreamingMetrics.for_task(metrics, task)
+        assert part.update_logits(target[start:stop], output[start:stop]) == part.count
+        parts.append(part)
+    shuffler.shuffle(parts)
+    merged = functools.reduce(lambda a, b: a.merge(b), parts)
+    assert merged.count == whole.count == int((~hidden).sum())
+    assert dict(merged.finalize().values) == values(whole.finalize())
+    assert merged.finalize().unavailable == whole.finalize().unavailable
+
+
+def test_the_built_ins_equal_scikit_learn():
+    output, target = logits(300, 5), torch.arange(300) % 5
+    stream = StreamingMetrics(CATEGORICAL, "categorical")
+    for start in range(0, 300, 64):
+        stream.update_logits(target[start : start + 64], output[start : start + 64])
+    found = stream.finalize().values
+    assert found["f1"] == pytest.approx(
+        f1_score(target, output.argmax(1), average="macro", zero_division=0)
+    )
+    assert found["nll"] == pytest.approx(log_loss(target, output.softmax(1)))
+    assert stream.bounded
+
+
+def test_given_inputs_equal_those_derived_from_logits():
+    output, target = logits(40, 3), torch.arange(40) % 3
+    derived = StreamingMetrics(CATEGORICAL, "categorical")
+    derived.update_logits(target, output)
+    given_inputs = StreamingMetrics(CATEGORICAL, "categorical")
+    count = given_inputs.update(
+        target.numpy(), probabilities=output.softmax(1).numpy(), labels=output.argmax(1).numpy()
+    )
+    assert count == 40
+    assert dict(given_inputs.finalize().values) == values(derived.finalize())
+
+
+def test_masked_entries_are_not_scored():
+    stream = StreamingMetrics(
+        (MetricSpec("accuracy"),), "categorical", ignore_index=9, num_outputs=3
+    )
+    assert (
+        stream.update([0, 9, 1, 2], labels=[0, 0, 1, 0], valid=np.array([True, True, True, False]))
+        == 2
+    )
+    assert stream.finalize() == MetricSnapshot(count=2, values={"accuracy": 1.0})
+    continuous = StreamingMetrics((MetricSpec("mae"),), "continuous")
+    assert continuous.update([1.0, np.nan], values=[3.0, 7.0]) == 1
+    assert continuous.finalize().values["mae"] == 2.0
+
+
+def test_soft_targets_are_scored_and_a_row_holding_nan_is_masked():
+    stream = StreamingMetrics((MetricSpec("nll"), MetricSpec("brier")), "categorical")
+    target = np.array([[0.25, 0.75], [np.nan, 1.0], [1.0, 0.0]])
+    table = np.array([[0.5, 0.5], [0.1, 0.9], [1.0, 0.0]])
+    assert stream.update(target, probabilities=table) == 2
+    found = stream.finalize().values
+    assert found["nll"] == pytest.approx(np.log(2) / 2)
+    assert found["brier"] == pytest.approx((0.25**2 * 2 + 0) / 2)
+
+
+def test_an_empty_or_fully_masked_stream_is_unavailable():
+    stream = StreamingMetrics(CATEGORICAL, "categorical", ignore_index=-100)
+    empty = MetricSnapshot(count=0, unavailable=("accuracy", "f1", "nll", "brier"))
+    assert stream.finalize() == empty
+    assert not stream.finalize().available
+    assert stream.update_logits(torch.full((3,), -100), logits(3, 4)) == 0
+    assert stream.finalize() == empty
+    full = StreamingMetrics(CATEGORICAL, "categorical", ignore_index=-100)
+    full.update_logits(torch.tensor([0, 1]), logits(2, 4))
+    assert full.merge(stream).finalize() == full.finalize() == stream.merge(full).finalize()
+
+
+def test_a_merge_copies_its_inputs_and_finalize_is_repeatable(custom):
+    metrics = (MetricSpec("mae"), MetricSpec("test.total"))
+    one, two = (StreamingMetrics(metrics, "continuous") for _ in range(2))
+    one.update([0.0], values=[1.0])
+    two.update([0.0], values=[3.0])
+    merged = one.merge(two)
+    before = merged.finalize()
+    assert before == merged.finalize()
+    one.update([0.0], values=[100.0])
+    two.update([0.0], values=[100.0])
+    assert merged.finalize() == before
+    assert dict(before.values) == {"mae": 2.0, "test.total": 4.0}
+    merged.update([0.0], values=[5.0])
+    assert one.count == two.count == 2
+    with pytest.raises(TypeError):
+        before.values["mae"] = 0.0
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (StreamingMetrics((MetricSpec("f1"),), "categorical", num_outputs=3), "differ in metrics"),
+        (StreamingMetrics((MetricSpec("accuracy", name="a"),), "categorical"), "differ in metrics"),
+        (StreamingMetrics((MetricSpec("accuracy"),), "bernoulli"), "differ in semantics"),
+        (StreamingMetrics((MetricSpec("accuracy"),), "categorical", labels=["a", "b", "c"]), "in labels"),
+        (StreamingMetrics((MetricSpec("accuracy"),), "categorical", num_outputs=4), "in num_outputs"),
+        (StreamingMetrics((MetricSpec("accuracy"),), "categorical", ignore_index=0), "ignore_index"),
+        (3, "cannot merge with int"),
+    ],
+)  # fmt: skip
+def test_only_equal_schemas_merge(other, message):
+    mine = StreamingMetrics((MetricSpec("accuracy"),), "categorical", num_outputs=3)
+    with pytest.raises(MetricMergeError, match=message):
+        mine.merge(other)
+
+
+def test_the_threshold_is_part_of_a_bernoulli_schema():
+    one, two = (
+        StreamingMetrics((MetricSpec("accuracy"),), "bernoulli", threshold=t) for t in (0.5, 0.6)
+    )
+    with pytest.raises(MetricMergeError, match=r"differ in threshold: 0\.5 and 0\.6"):
+        one.merge(two)
+
+
+def test_outputs_seen_in_the_data_must_agree_too():
+    one, two = (StreamingMetrics((MetricSpec("accuracy"),), "categorical") for _ in range(2))
+    one.update_logits(torch.tensor([0]), logits(1, 3))
+    two.update_logits(torch.tensor([0]), logits(1, 4))
+    with pytest.raises(MetricMergeError, match="num_outputs: 3 and 4"):
+        one.merge(two)
+    with pytest.raises(ValueError, match="outputs are 4 wide; 3 were declared or seen before"):
+        one.update_logits(torch.tensor([0]), logits(1, 4))
+    assert one.count == 1
+
+
+def test_a_rank_metric_is_refused_in_bounded_mode_and_replayed_when_materialized(custom):
+    for id, semantics in (("test.auroc", "bernoulli"), ("test.hoarder", "continuous")):
+        with pytest.raises(ValueError, match="needs every score; pass materialize=True"):
+            StreamingMetrics((MetricSpec(id),), semantics)
+    metrics = (MetricSpec("test.auroc"), MetricSpec("nll"))
+    one, two = (StreamingMetrics(metrics, "bernoulli", materialize=True) for _ in range(2))
+    assert not one.bounded
+    generator = np.random.default_rng(0)
+    target, scores = generator.integers(0, 2, 80), generator.random(80)
+    one.update(target[:30], probabilities=scores[:30])
+    two.update(target[30:], probabilities=scores[30:])
+    merged = one.merge(two)
+    assert merged.finalize().values["test.auroc"] == pytest.approx(roc_auc_score(target, scores))
+    assert merged.finalize() == merged.finalize()
+
+
+@pytest.mark.parametrize(
+    ("stream", "arguments", "message"),
+    [
+        (("accuracy", "categorical"), {"target": [0, 1]}, "needs labels="),
+        (("nll", "categorical"), {"target": [0, 1], "labels": [0, 1]}, "needs probabilities="),
+        (("mae", "continuous"), {"target": [0.0]}, "needs values="),
+        (("accuracy", "categorical"), {"target": [0, 1], "labels": [0, 1, 2]}, "do not fit targets"),
+        (("nll", "categorical"), {"target": [0], "probabilities": [0.5]}, r"must be \(N, C, ...\)"),
+        (("nll", "categorical"), {"target": [5], "probabilities": [[0.5, 0.5]]}, r"in \[0, 2\); found 5"),
+        (("nll", "categorical"), {"target": [0.5], "probabilities": [[0.5, 0.5]]}, "class indices, or"),
+        (("mae", "continuous"), {"target": [0.0], "values": [1.0], "valid": [1]}, "boolean mask"),
+    ],
+)  # fmt: skip
+def test_inputs_that_do_not_fit_are_refused_and_add_nothing(stream, arguments, message):
+    metrics = StreamingMetrics((MetricSpec(stream[0]),), stream[1])
+    arguments = dict(arguments)
+    with pytest.raises(ValueError, match=message):
+        metrics.update(arguments.pop("target"), **arguments)
+    assert metrics.count == 0
+
+
+def test_wrong_targets_of_logits_are_refused():
+    bernoulli = StreamingMetrics((MetricSpec("accuracy"),), "bernoulli")
+    with pytest.raises(ValueError, match="0 or 1; found 2"):
+        bernoulli.update_logits(torch.tensor([[0, 2]]), logits(1, 2))
+    categorical = StreamingMetrics((MetricSpec("accuracy"),), "categorical")
+    with pytest.raises(ValueError, match="must be class indices"):
+        categorical.update_logits(torch.rand(2), logits(2, 2))
+    with pytest.raises(ValueError, match="logits must be floating"):
+        categorical.update_logits(torch.tensor([0]), torch.tensor([[1, 2]]))
+    with pytest.raises(ValueError, match="found 2"):
+        categorical.update_logits(torch.tensor([2]), logits(1, 2))
+
+
+def test_declarations_are_checked():
+    for arguments, message in (
+        (((MetricSpec("mae"),), "categorical"), "reads continuous"),
+        (((MetricSpec("f1"),), "bernoulli"), "binary"),
+        (((), "softmax"), "semantics"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            StreamingMetrics(*arguments)
+    with pytest.raises(ValueError, match="labels"):
+        StreamingMetrics((), "categorical", labels=["a"], num_outputs=2)
+    with pytest.raises(ValueError, match="ignore_index"):
+        StreamingMetrics((), "continuous", ignore_index=1)
+
+
+def test_ten_thousand_classes_take_bounded_memory():
+    stream = StreamingMetrics((MetricSpec("f1"),), "categorical", num_outputs=10_000)
+    generator = np.random.default_rng(0)
+    truth, guess = generator.integers(0, 10_000, (2, 30_000))
+    for start in range(0, 30_000, 1000):
+        stream.update(truth[start : start + 1000], labels=guess[start : start + 1000])
+    expected = f1_score(truth, guess, average="macro", zero_division=0)
+    assert stream.finalize().values["f1"] == pytest.approx(expected)
