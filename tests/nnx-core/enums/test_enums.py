@@ -65,6 +65,11 @@ def test_the_checkpoints_are_named_as_their_files():
     assert [c.value for c in Checkpoints] == ["q1", "q2", "q3", "best", "last", "first"]
 
 
+def test_a_member_prints_as_its_value_and_shows_its_name():
+    assert f"{Losses.CROSS_ENTROPY} {Nets.VIT!s}" == "cross_entropy vit"
+    assert repr(Activations.RELU) == "Activations.RELU"
+
+
 def test_core_builds_its_own_nets():
     net = Nets.FEED_FWD(params=NNParams(input_dim=4, output_dim=2, dropout_prob=0))
     assert net(torch.zeros(3, 4)).shape == (3, 2)

@@ -215,6 +215,7 @@ def test_an_int_and_a_float_keep_their_own_spelling():
         ("44", "hidden_dims must be a list or None, not '44'"),
         (4, "hidden_dims must be a list or None, not 4"),
         ({4: 4}, "hidden_dims must be a list or None"),
+        ({4, 5}, "hidden_dims must be a list or None"),
     ],
 )
 def test_hidden_dims_are_counts(hidden, message):

@@ -80,6 +80,22 @@ def test_the_id_is_the_same_through_the_builders(row):
     assert run_state(net=net, model=model, train=train)["id"] == row["id"]
 
 
+def spelled_out(value):
+    """The same value through its constructor, field by field."""
+    return type(value)(**{f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+
+
+@pytest.mark.parametrize("row", RUNS, ids=lambda row: row["name"])
+def test_the_id_is_the_same_through_the_direct_constructors(row):
+    net, model, train = build(row["net"]), build(row["model"]), build(row["train"])
+    parts = {"optim": spelled_out(train.optim), "scheduler": spelled_out(train.scheduler)}
+    train = NNTrainParams(
+        **{f.name: getattr(train, f.name) for f in dataclasses.fields(train)} | parts
+    )
+    net = None if net is None else spelled_out(net)
+    assert run_state(net=net, model=spelled_out(model), train=train) == row["state"]
+
+
 def test_a_transformer_has_the_same_id_by_the_constructor_and_by_the_builder():
     (row,) = (row for row in RUNS if row["name"] == "transformer")
     direct = NNTransformerParams(

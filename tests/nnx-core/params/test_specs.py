@@ -206,6 +206,7 @@ def test_specs_are_equal_when_their_json_is(cls):
     assert cls("a", 1) != "a"
     assert cls("a", 1).config == {}
     assert cls("a", 1, None) == cls("a", 1, {})
+    assert cls("a", 2).versioned_id == "a@v2"
 
 
 @pytest.mark.parametrize("cls", REGISTERED)

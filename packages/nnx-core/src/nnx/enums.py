@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from nnx.params import NNParams, NNSchedulerParams
 
 
-class Activations(Enum):
+class _Choice(Enum):
+    """Prints as its value, which is also how it is stored."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class Activations(_Choice):
     """Element-wise non-linearities (``SOFTMAX`` normalizes the last axis)."""
 
     ELU = "elu"
@@ -50,7 +60,7 @@ class Activations(Enum):
         return kinds[self]()
 
 
-class Checkpoints(Enum):
+class Checkpoints(_Choice):
     """The named checkpoints of a run."""
 
     Q1 = "q1"
@@ -61,7 +71,7 @@ class Checkpoints(Enum):
     FIRST = "first"
 
 
-class Devices(Enum):
+class Devices(_Choice):
     """Where a model lives."""
 
     CPU = "cpu"
@@ -94,7 +104,7 @@ class Devices(Enum):
         return Devices.get()()
 
 
-class Losses(Enum):
+class Losses(_Choice):
     """The supervised losses; each reads raw network outputs except the NLL."""
 
     CROSS_ENTROPY = "cross_entropy"
@@ -115,7 +125,7 @@ class Losses(Enum):
         return kinds[self]()
 
 
-class Nets(Enum):
+class Nets(_Choice):
     """The networks that a run can name; other distributions build some of them."""
 
     CONV = "conv"
@@ -146,7 +156,7 @@ class Nets(Enum):
 _CORE_NETS = {"feed_fwd": "nnx.nets.feed_fwd:FeedFwdNN", "conv": "nnx.nets.conv:ConvNN"}
 
 
-class Optims(Enum):
+class Optims(_Choice):
     """torch's optimizers under the names that run ids use."""
 
     SGD = "sgd"
@@ -190,7 +200,7 @@ class Optims(Enum):
         )
 
 
-class Schedulers(Enum):
+class Schedulers(_Choice):
     """Learning-rate schedules."""
 
     REDUCE_LR_ON_PLATEAU = "reduce_lr_on_plateau"

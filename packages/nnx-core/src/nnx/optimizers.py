@@ -91,7 +91,7 @@ def resolve_optimizer_factory(spec: OptimizerFactorySpec) -> OptimizerFactory:
             f"({spec.id!r}, {spec.version}, factory)"
         ) from None
     if not callable(factory):
-        raise ValueError(f"the optimizer factory {spec.id}@v{spec.version} is not callable")
+        raise ValueError(f"the optimizer factory {spec.versioned_id} is not callable")
     return factory
 
 
@@ -187,7 +187,7 @@ def _check_made(
     optimizer: Any, spec: OptimizerFactorySpec, net: nn.Module, expected: list[nn.Parameter]
 ) -> None:
     """A factory's optimizer holds exactly the parameters it was given, each once."""
-    where = f"the optimizer factory {spec.id}@v{spec.version}"
+    where = f"the optimizer factory {spec.versioned_id}"
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{where} must return a torch.optim.Optimizer, not {show(optimizer)}")
     names = {id(parameter): name for name, parameter in net.named_parameters()}

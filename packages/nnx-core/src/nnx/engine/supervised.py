@@ -9,6 +9,7 @@ from nnx.tasks.losses import SupervisedTerms, supervised_terms
 
 if TYPE_CHECKING:
     import torch
+
     from nnx.engine.update import UpdateEngine
     from nnx.nn_model import NNModel
     from nnx.precision import ResolvedPrecision

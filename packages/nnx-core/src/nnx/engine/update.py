@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import torch
+from torch.nn.utils import clip_grad_norm_
+
 from nnx.components import ComponentSpec
 from nnx.engine.gradients import all_finite
 from nnx.engine.window import (
@@ -29,7 +31,6 @@ from nnx.objectives.base import NONFINITE_POLICIES
 from nnx.objectives.supervised import supervised_terms_of
 from nnx.tasks.losses import SupervisedTerms
 from nnx.utils import validation as check
-from torch.nn.utils import clip_grad_norm_
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, cast
 
 import torch
+
 from nnx.engine import gradients
 from nnx.objectives import LossTerm
 

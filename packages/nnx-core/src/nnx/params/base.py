@@ -171,7 +171,8 @@ def frozen_list(owner: str, field: str, value: Any, item: Callable[[str, Any], A
     """``None``, or an immutable copy with every entry passed through ``item(field, entry)``."""
     if value is None:
         return None
-    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+    unordered = (str, bytes, Mapping, set, frozenset)
+    if isinstance(value, unordered) or not hasattr(value, "__iter__"):
         raise ValueError(f"{owner}.{field} must be a list or None, not {show(value)}")
     return FrozenList([item(f"{field}[{i}]", entry) for i, entry in enumerate(value)])
 

@@ -62,13 +62,13 @@ class NNParams(Params):
             "activations",
             encode=lambda values: [value.value for value in values],
             decode=_activations,
-            omit=lambda p: p.activations is None or set(p.activations) == {p.activation},
+            omit=lambda p: set(p.activations or ()) <= {p.activation},
         ),
         StateField(
             "dropout_probs",
             encode=list,
             decode=read_literal,
-            omit=lambda p: p.dropout_probs is None or set(p.dropout_probs) == {p.dropout_prob},
+            omit=lambda p: set(p.dropout_probs or ()) <= {p.dropout_prob},
         ),
     )
 

@@ -158,7 +158,7 @@ AnyOptimParams = NNOptimParams | NNOptimFactoryParams
 
 def optim_params_from_state(state: Mapping[str, Any]) -> AnyOptimParams:
     """Rebuild a built-in or a registered optimizer's params; nothing has to be registered."""
-    if "factory" in state:
+    if isinstance(state, Mapping) and "factory" in state:
         return NNOptimFactoryParams.from_state(state)
     return NNOptimParams.from_state(state)
 

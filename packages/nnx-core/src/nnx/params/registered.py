@@ -30,6 +30,11 @@ class _Registered:
             config=freeze_mapping(self.config, f"{owner}.config"),
         )
 
+    @property
+    def versioned_id(self) -> str:
+        """``"acme.lion@v1"``: how it is shown."""
+        return f"{self.id}@v{self.version}"
+
     def state(self) -> dict[str, Any]:
         raise NotImplementedError
 

@@ -49,6 +49,16 @@ def _state(value: Any) -> Any:
     return value.state()
 
 
+def _by_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name].state() for name in sorted(values)}
+
+
+def _read_by_name(states: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
+    if not isinstance(states, Mapping):
+        raise ValueError(f"expected a mapping from names, not {check.show(states)}")
+    return {name: read(state) for name, state in states.items()}
+
+
 def _lineage(params: Any) -> str | None:
     return params.resume_from_run_id or params.parent_run_id
 
@@ -195,13 +205,13 @@ class NNTrainerParams(_Training):
         StateField(
             "optims",
             always=True,
-            encode=lambda d: {k: d[k].state() for k in sorted(d)},
-            decode=lambda d: {k: optim_params_from_state(s) for k, s in d.items()},
+            encode=_by_name,
+            decode=lambda states: _read_by_name(states, optim_params_from_state),
         ),
         StateField(
             "schedulers",
-            encode=lambda d: {k: d[k].state() for k in sorted(d)},
-            decode=lambda d: {k: NNSchedulerParams.from_state(s) for k, s in d.items()},
+            encode=_by_name,
+            decode=lambda states: _read_by_name(states, NNSchedulerParams.from_state),
         ),
         optional("seed"),
         optional("save_phase_checkpoints"),
