@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnx.data.loading import fast_batches
+from nnx.preprocessing import SplitView, Standardizer
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -105,7 +106,11 @@ def loaders(draw):
     """A recipe that builds the same loader each time it is called."""
     n = draw(st.integers(1, 40))
     kinds = draw(KINDS)
-    shape = draw(st.sampled_from(["tensor", "stack", "stack-dict", "subset", "subset-of-subset"]))
+    shape = draw(
+        st.sampled_from(
+            ["tensor", "stack", "stack-dict", "subset", "subset-of-subset", "view", "standardized"]
+        )
+    )
     rows = draw(st.lists(st.integers(-n, n - 1), min_size=1, max_size=40))
     size = draw(st.integers(1, 17))
     sampling = draw(
@@ -123,6 +128,12 @@ def loaders(draw):
         if shape == "stack-dict":
             return StackDataset(**{f"x{i}": t for i, t in enumerate(parts)})
         base = TensorDataset(*parts)
+        if shape == "view":
+            return SplitView(Subset(base, rows), range(len(rows)))
+        if shape == "standardized":
+            parts[0] = torch.randn(n, 4, generator=torch.Generator().manual_seed(2))
+            fitted = Standardizer.fit(parts[0], rows=range(n))
+            return SplitView(TensorDataset(*parts), [i % n for i in rows], transform=fitted)
         if shape == "subset":
             return Subset(base, rows)
         if shape == "subset-of-subset":
@@ -159,7 +170,7 @@ def loaders(draw):
     return make
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(loaders())
 def test_batches_order_and_random_states_are_those_of_the_plain_loader(make):
     plain, fast = run(make, iter), run(make, fast_batches)
@@ -211,6 +222,7 @@ DATA = TensorDataset(X)
         DataLoader(Squares(), batch_size=2),
         DataLoader(Doubling(X), batch_size=2),
         ReversingLoader(DATA, batch_size=2),
+        DataLoader(SplitView(DATA, [3, 1], transform=torch.neg), batch_size=2),
         DataLoader(DATA, batch_size=2, collate_fn=collate),
         DataLoader(DATA, batch_size=None),
         DataLoader(DATA, batch_size=2, num_workers=1),

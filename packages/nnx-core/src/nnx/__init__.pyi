@@ -10,6 +10,9 @@ from .components import ComponentRegistry as ComponentRegistry
 from .components import ComponentRestoreError as ComponentRestoreError
 from .components import ComponentSpec as ComponentSpec
 from .components import StatefulComponent as StatefulComponent
+from .data import NNDataset as NNDataset
+from .data import NNDatasetBase as NNDatasetBase
+from .data import NNTabularDataset as NNTabularDataset
 from .enums import Activations as Activations
 from .enums import Checkpoints as Checkpoints
 from .enums import Devices as Devices

@@ -1,3 +1,7 @@
-"""Data: dataset wrappers that publish loaders, split views, and fast batches in memory."""
+"""Data: dataset wrappers that publish loaders, and fast batches of tensors in memory."""
 
 from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,6 +17,8 @@ from torch.utils.data import (
     default_collate,
 )
 
+from nnx.preprocessing import SplitView, Standardizer
+
 # Takes the indices of a batch and returns the batch.
 Gather = Callable[[Sequence[int]], Any]
 
@@ -36,7 +38,7 @@ def fast_batches(loader: Iterable[Any]) -> Iterator[Any]:
     ``iter(loader)``; the loader itself is not changed. It is quicker for a
     ``DataLoader`` without workers and with the default collation over a
     ``TensorDataset``, a ``StackDataset`` of tensors, or ``Subset`` views of
-    these, with any sampler or batch sampler. Anything else is iterated as is.
+    these (a ``SplitView`` too), with any sampler or batch sampler. Anything else is iterated as is.
     """
     iterator = iter(loader)
     gather = _gather_of(loader)
@@ -80,10 +82,12 @@ def _gather_of(loader: Any) -> Gather | None:
 
 def gather_from(dataset: Dataset[Any]) -> Gather | None:
     """What fetches a batch of ``dataset`` by indices; ``None`` when it must go by sample."""
-    if type(dataset) is Subset:
-        inner = gather_from(dataset.dataset)
-        rows = dataset.indices
-        return None if inner is None else lambda indices: inner([rows[i] for i in indices])
+    if type(dataset) is Subset or type(dataset) is SplitView:
+        inner, rows = gather_from(dataset.dataset), dataset.indices
+        if inner is None:
+            return None
+        of_rows: Gather = lambda indices: inner([rows[i] for i in indices])  # noqa: E731
+        return _gather_view(dataset, of_rows) if isinstance(dataset, SplitView) else of_rows
     if type(dataset) is TensorDataset:
         return _gather_tensors(dataset.tensors)
     if type(dataset) is StackDataset:
@@ -93,6 +97,22 @@ def gather_from(dataset: Dataset[Any]) -> Gather | None:
             return gather and (lambda indices: dict(zip(names, gather(indices))))
         return _gather_tensors(tuple(parts))
     return None
+
+
+def _gather_view(view: SplitView, gather: Gather) -> Gather | None:
+    if view.transform is None:
+        return gather
+    if type(view.transform) is not Standardizer:
+        return None  # may draw, or depend on the row
+    standardizer = view.transform
+
+    def transformed(indices: Sequence[int]) -> Any:
+        batch = gather(indices)
+        if not isinstance(batch, list) or batch[0].dim() != 2:
+            raise _Unusual
+        return [standardizer.transform(batch[0]), *batch[1:]]
+
+    return transformed
 
 
 def _gather_tensors(tensors: Sequence[Any]) -> Gather | None:
