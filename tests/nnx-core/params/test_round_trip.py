@@ -281,7 +281,7 @@ def parts(run):
 
 
 @given(runs())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30)
 def test_every_state_is_rebuilt_to_the_same_state_and_id(run):
     for part in parts(run):
         again = type(part).from_state(part.state())
@@ -294,7 +294,7 @@ def test_every_state_is_rebuilt_to_the_same_state_and_id(run):
 
 
 @given(runs(), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30)
 def test_the_order_of_fields_and_keys_leaves_the_id_alone(run, rng):
     assert RunConfig.from_state(shuffled(run.state(), rng)).id == run.id
     for part in parts(run):
@@ -314,7 +314,7 @@ def shuffled(value, rng: random.Random, deep=True):
 
 
 @given(runs())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30)
 def test_every_default_spelled_out_leaves_the_id_alone(run):
     for part in parts(run):
         everything = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
@@ -333,7 +333,7 @@ def test_every_default_spelled_out_leaves_the_id_alone(run):
 
 
 @given(runs())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30)
 def test_yaml_pickle_and_copies_hold_the_same_configuration(run):
     stored = RunConfig.from_state(run.state())
     text = run.to_yaml()

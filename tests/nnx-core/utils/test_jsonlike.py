@@ -9,7 +9,7 @@ from enum import Enum, IntEnum
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnx.utils.jsonlike import FrozenDict, FrozenList, canonical, freeze, freeze_mapping, thaw
 
@@ -18,12 +18,15 @@ json_values = st.recursive(
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    | st.text(max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4)
+    ),
     max_leaves=10,
 )
 
 
+@settings(max_examples=50)
 @given(json_values)
 def test_freezing_and_thawing_is_what_json_would_give(value):
     frozen = freeze(value)
@@ -35,7 +38,8 @@ def test_freezing_and_thawing_is_what_json_would_give(value):
     assert canonical(freeze(json.loads(json.dumps(value)))) == spelled
 
 
-@given(st.dictionaries(st.text(), json_values))
+@settings(max_examples=50)
+@given(st.dictionaries(st.text(max_size=6), json_values, max_size=4))
 def test_the_order_of_keys_does_not_change_the_spelling(value):
     backwards = dict(reversed(value.items()))
     assert canonical(freeze(value)) == canonical(freeze(backwards))
