@@ -194,7 +194,8 @@ def _shape(entry: _Entry) -> Any:
 
 
 def _plain_records(batches: list[_Plain], ignored: int | None) -> list[NNEvaluationDataPoint]:
-    predicted, actual = (_host([batch[i] for batch in batches]) for i in (0, 1))
+    predicted = _host([batch[0] for batch in batches])
+    actual = _host([batch[1] for batch in batches])
     group = np.repeat(np.arange(len(batches)), [len(batch[1]) for batch in batches])
     valid = actual != ignored
     if not valid.all():
