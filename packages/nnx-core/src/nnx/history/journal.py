@@ -169,15 +169,15 @@ class JournalWriter:
         self._entries, self._unflushed = [], []
 
     def discard(self) -> None:
-        """Forget the records since the last commit."""
-        waiting = sum(json.loads(entry)["records"] for entry in self._entries)
-        for _ in range(min(waiting + len(self._waiting), len(self._window))):
-            self._window.pop()
+        """Forget the records since the last commit; the window shows the ones before it."""
         for path in self._unflushed:
             fs.remove_quietly(path)
         self._waiting, self._entries, self._unflushed = [], [], []
         self._chunks = self._published["chunks"]
         self._chain = self._published["index_chain"]
+        committed = self.everything()
+        self._window.clear()
+        self._window.extend(committed)
 
     def publish_empty(self) -> None:
         """Publish a journal without records."""

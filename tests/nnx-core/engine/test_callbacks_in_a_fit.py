@@ -1,0 +1,353 @@
+"""What callbacks see and can do; and that a fit survives what they do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from nnx import (
+    Callback,
+    Checkpoints,
+    LRMonitor,
+    ModelCheckpoint,
+    NNCheckpoint,
+    NNParamGroupSpec,
+    NNRun,
+    NNSchedulerParams,
+    NNTrainerParams,
+    Schedulers,
+    Trainer,
+    default_train_step,
+    supervised_objective,
+)
+from nnx.history import HistoryJournal
+
+HOOKS = ("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end")
+
+
+class Journal(Callback):
+    """Notes every hook."""
+
+    def __init__(self):
+        self.calls = []
+
+    def on_train_begin(self, ctx):
+        self.calls.append("train begin")
+
+    def on_epoch_begin(self, ctx):
+        self.calls.append(f"epoch {ctx.epoch} begin")
+
+    def on_epoch_end(self, ctx):
+        self.calls.append(f"epoch {ctx.epoch} end")
+
+    def on_train_end(self, ctx):
+        self.calls.append("train end")
+
+
+class Raises(Callback):
+    def __init__(self, hook, error, epoch=1):
+        self.hook, self.error, self.epoch = hook, error, epoch
+        setattr(self, hook, self._raise)
+
+    def _raise(self, ctx, *_):
+        if self.hook in ("on_train_begin", "on_train_end") or ctx.epoch == self.epoch:
+            raise self.error
+
+
+def at(hook, act):
+    """A callback that does one thing in one hook."""
+    return type("At", (Callback,), {hook: lambda self, *args: act(*args)})()
+
+
+def test_hooks_come_in_order(kit):
+    journal = Journal()
+    kit.model().train(kit.train_params(n_epochs=2), callbacks=[journal])
+    assert journal.calls == [
+        "train begin", "epoch 0 begin", "epoch 0 end", "epoch 1 begin", "epoch 1 end", "train end",
+    ]  # fmt: skip
+
+
+def test_the_context_follows_the_fit(kit):
+    seen = []
+
+    def look(ctx):
+        assert ctx.optimizers is None
+        assert ctx.trainer is None
+        assert ctx.update_count is None
+        assert isinstance(ctx.optimizer, torch.optim.Adam)
+        assert isinstance(ctx.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        assert ctx.idp is ctx.idps[-1]
+        assert ctx.idp.val_edp is not None
+        seen.append((ctx.epoch, len(ctx.idps), ctx.committed_updates, ctx.run.id))
+
+    model = kit.model()
+    run = model.train(kit.train_params(n_epochs=2), callbacks=[at("on_epoch_end", look)])
+    assert seen == [(0, 6, 6, run.id), (1, 12, 12, run.id)]
+
+
+def test_a_plain_function_gets_the_records_of_the_run_so_far(kit):
+    lengths = []
+    kit.model().train(
+        kit.train_params(n_epochs=2), callbacks=[lambda idps: lengths.append(len(idps))]
+    )
+    assert lengths == [6, 12]
+
+
+def test_should_stop_ends_the_run_after_a_committed_epoch(kit):
+    def stop(ctx):
+        ctx.should_stop = ctx.epoch == 1
+
+    run = kit.model().train(kit.train_params(n_epochs=9), callbacks=[at("on_epoch_end", stop)])
+    assert run.idps[-1].epoch_idx == 1
+    assert NNCheckpoint.load(run=run.id, type=Checkpoints.LAST).idp.epoch_idx == 1
+
+
+def test_reassigned_records_are_seen_by_the_next_callback_only(kit):
+    seen = []
+
+    def replace(ctx):
+        ctx.idps = ["mine"]
+
+    run = kit.model().train(
+        kit.train_params(n_epochs=2),
+        callbacks=[
+            at("on_epoch_end", lambda ctx: seen.append(len(ctx.idps))),
+            at("on_epoch_end", replace),
+            at("on_epoch_end", lambda ctx: seen.append(ctx.idps)),
+        ],
+    )
+    assert seen == [6, ["mine"], 12, ["mine"]]
+    assert len(run.idps) == 12
+
+
+# Stopping at an update --------------------------------------------------------------------
+
+
+class StopAt(Callback):
+    """Stops at the n-th committed update, through a listener."""
+
+    def __init__(self, updates, *, with_ctx=True):
+        self.updates, self.with_ctx, self.calls = updates, with_ctx, 0
+
+    def on_train_begin(self, ctx):
+        def listen(context):
+            self.calls += 1
+            assert context.committed_updates == self.calls
+            context.stop_at_update = context.committed_updates >= self.updates
+
+        ctx.update_listeners.append(listen if self.with_ctx else lambda: listen(ctx))
+
+
+@pytest.mark.parametrize("with_ctx", [True, False])
+def test_a_stop_inside_an_epoch_discards_that_epoch(kit, with_ctx):
+    model, reference = kit.model(), kit.model()
+    run = model.train(kit.train_params(n_epochs=5), callbacks=[StopAt(9, with_ctx=with_ctx)])
+    reference.train(kit.train_params(n_epochs=1))
+    assert [idp.epoch_idx for idp in run.idps] == [0] * 6
+    assert len(NNRun.load(run.id).idps) == 6
+    last = NNCheckpoint.load(run=run.id, type=Checkpoints.LAST)
+    assert last.idp.epoch_idx == 0
+    assert kit.same(last.net_state, reference.net.state_dict())
+    assert not kit.same(model.net.state_dict(), last.net_state)
+
+
+def test_a_stop_on_the_last_batch_commits_the_epoch(kit):
+    run = kit.model().train(kit.train_params(n_epochs=5), callbacks=[StopAt(12)])
+    assert len(run.idps) == 12
+    assert NNCheckpoint.load(run=run.id, type=Checkpoints.LAST).idp.epoch_idx == 1
+
+
+def test_a_stop_on_the_last_batch_of_a_source_without_length(kit):
+    class NoLength:
+        def __iter__(self):
+            return iter(kit.loader())
+
+    run = kit.model().train(
+        kit.train_params(n_epochs=5, train_loader=NoLength()), callbacks=[StopAt(6)]
+    )
+    assert len(run.idps) == 6
+
+
+def test_a_stop_before_the_first_epoch_is_complete_leaves_no_last(kit):
+    run = kit.model().train(kit.train_params(n_epochs=5), callbacks=[StopAt(2)])
+    assert run.idps == []
+    assert NNCheckpoint.load(run=run.id, type=Checkpoints.LAST) is None
+
+
+def test_a_stop_in_on_epoch_end_stops_at_that_boundary(kit):
+    def stop(ctx):
+        ctx.stop_at_update = True
+
+    run = kit.model().train(kit.train_params(n_epochs=5), callbacks=[at("on_epoch_end", stop)])
+    assert run.idps[-1].epoch_idx == 0
+
+
+def test_a_stop_inside_an_epoch_with_a_journal(kit):
+    run = kit.model().train(
+        kit.train_params(n_epochs=5),
+        callbacks=[StopAt(9)],
+        history=HistoryJournal(retention=4, chunk_size=2),
+    )
+    assert [idp.iter_idx for idp in run.idps] == [2, 3, 4, 5]
+    assert [idp.iter_idx for idp in NNRun.load(run.id).idps] == [2, 3, 4, 5]
+
+
+def test_a_trainer_refuses_update_listeners(kit):
+    params = NNTrainerParams(
+        n_epochs=1,
+        train_loader=kit.loader(),
+        optims={"a": kit.adam(param_groups=[NNParamGroupSpec(name_pattern="*")])},
+    )
+    with pytest.raises(ValueError, match="on_optimizer_update"):
+        Trainer(kit.model()).train(params, objective=supervised_objective(), callbacks=[StopAt(1)])
+    assert not [p for p in Path("runs").iterdir() if not p.name.startswith(".")]
+
+
+# What goes wrong ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("error", [RuntimeError("broken hook"), KeyboardInterrupt()])
+def test_an_error_in_a_hook_keeps_the_committed_epochs(kit, hook, error):
+    journal = Journal()
+    with pytest.raises(type(error)):
+        kit.model().train(kit.train_params(n_epochs=3), callbacks=[journal, Raises(hook, error)])
+    runs = [
+        p.name for p in Path("runs").iterdir() if not p.name.startswith(".") and p.name != "best"
+    ]
+    if hook == "on_train_begin":
+        assert runs == []
+    else:
+        run = NNRun.load(runs[0])
+        committed = {"on_epoch_begin": 1, "on_epoch_end": 1, "on_train_end": 3}[hook]
+        assert run.idps[-1].epoch_idx == committed - 1
+        NNCheckpoint.verify(run=run.id, type=Checkpoints.LAST)
+    assert "train end" in journal.calls, "callbacks that began may close what they opened"
+
+
+def test_a_failing_clean_up_does_not_hide_the_failure(kit):
+    def broken(ctx):
+        raise OSError("clean-up failed")
+
+    with (
+        pytest.warns(RuntimeWarning, match="clean-up failed"),
+        pytest.raises(RuntimeError, match="broken hook"),
+    ):
+        kit.model().train(
+            kit.train_params(n_epochs=2),
+            callbacks=[
+                at("on_train_end", broken),
+                Raises("on_epoch_end", RuntimeError("broken hook"), epoch=0),
+            ],
+        )
+
+
+@pytest.mark.parametrize("where", ["forward", "fetch", "validation", "step"])
+def test_an_interrupt_anywhere_keeps_the_last_epoch(kit, where):
+    model = kit.model()
+    count = 0
+
+    class Source:
+        def __iter__(self):
+            nonlocal count
+            for batch in kit.loader():
+                count += 1
+                if where == "fetch" and count == 9:
+                    raise KeyboardInterrupt
+                yield batch
+
+        def __len__(self):
+            return 6
+
+    def hook(module, inputs):
+        interrupts = {
+            "forward": module.training and count == 9,
+            "validation": not module.training and count == 12,
+        }
+        if interrupts.get(where):
+            raise KeyboardInterrupt
+
+    def step(ctx):
+        record = default_train_step(ctx)
+        if where == "step" and count == 9:
+            raise KeyboardInterrupt
+        return record
+
+    model.net.register_forward_pre_hook(hook)
+    with pytest.raises(KeyboardInterrupt):
+        model.train(kit.train_params(n_epochs=4, train_loader=Source()), train_step_fn=step)
+    name = next(
+        p.name for p in Path("runs").iterdir() if not p.name.startswith(".") and p.name != "best"
+    )
+    assert NNRun.load(name).idps[-1].epoch_idx == 0
+    again = kit.model().train(
+        kit.train_params(n_epochs=4, resume_from_run_id=name, resume_epochs="planned")
+    )
+    assert again.idps[-1].epoch_idx == 3
+
+
+def test_a_callback_may_train_another_model(kit):
+    inner = []
+
+    def train(ctx):
+        if ctx.epoch == 0:
+            inner.append(kit.model(seed=3).train(kit.train_params(n_epochs=1, data_id="inner")))
+
+    plain, outer = kit.model(), kit.model()
+    plain.train(kit.train_params(n_epochs=2, seed=None))
+    run = outer.train(kit.train_params(n_epochs=2), callbacks=[at("on_epoch_end", train)])
+    assert len(run.idps) == 12
+    assert NNRun.load(inner[0].id).idps[-1].epoch_idx == 0
+    assert NNRun.load(run.id).idps[-1].epoch_idx == 1
+
+
+def test_a_callback_may_evaluate_and_predict_without_a_trace(kit):
+    plain, watched = kit.model(), kit.model()
+    plain.train(kit.train_params(n_epochs=2, data_id="plain"))
+    batches = list(kit.loader(32, shuffle=False))
+
+    def look(ctx):
+        ctx.model.predict(torch.zeros(2, 6))
+        ctx.model.evaluate(batches)
+
+    watched.train(kit.train_params(n_epochs=2), callbacks=[at("on_epoch_end", look)])
+    assert kit.same(plain.net.state_dict(), watched.net.state_dict())
+
+
+# Built-in callbacks -------------------------------------------------------------------------
+
+
+def test_model_checkpoint_files_are_written_after_last_and_hold_weights_only(kit):
+    run = kit.model().train(
+        kit.train_params(n_epochs=4), callbacks=[ModelCheckpoint(epochs=[1, 3], tag="custom")]
+    )
+    folder = Path(f"runs/{run.id}/checkpoints")
+    for epoch in (1, 3):
+        kept = NNCheckpoint.from_file(str(folder / f"custom_e{epoch}.pt"))
+        assert kept.idp.epoch_idx == epoch
+        assert kept.training_state_present is False
+    assert not (folder / "custom_e2.pt").exists()
+
+
+def schedule(**kwargs):
+    return NNSchedulerParams(
+        min_lr=0.0, factor=0.5, patience=0, cooldown=0, threshold=0.0,
+        kind=Schedulers.STEP, **kwargs,
+    )  # fmt: skip
+
+
+def test_lr_monitor_keeps_a_rate_per_epoch_and_one_per_update_on_the_update_clock(kit):
+    monitor = LRMonitor()
+    kit.model().train(
+        kit.train_params(n_epochs=2, scheduler=schedule(step_size=1)), callbacks=[monitor]
+    )
+    assert len(monitor.history) == 2
+    assert monitor.update_history == []
+    kit.model().train(
+        kit.train_params(n_epochs=1, scheduler=schedule(step_size=2, clock="optimizer_update")),
+        callbacks=[monitor],
+    )
+    assert monitor.update_history == [
+        (0, 0.01), (1, 0.005), (2, 0.005), (3, 0.0025), (4, 0.0025), (5, 0.00125),
+    ]  # fmt: skip
