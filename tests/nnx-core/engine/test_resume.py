@@ -1,0 +1,416 @@
+"""Resuming: what is restored, what is refused, and what a refusal leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from nnx import (
+    Callback,
+    Checkpoints,
+    ComponentRestoreError,
+    ComponentSpec,
+    EarlyStopping,
+    ModelCheckpoint,
+    NNCheckpoint,
+    NNOptimParams,
+    NNParamGroupSpec,
+    NNRun,
+    NNSchedulerParams,
+    NNTrainerParams,
+    Optims,
+    PrecisionPolicy,
+    ResumePointError,
+    Schedulers,
+    Trainer,
+    supervised_objective,
+)
+
+
+class Counter(Callback):
+    """A component that counts epochs."""
+
+    def __init__(self, name="test.counter", version=1, required=True, fails=False):
+        self.name, self.version, self.required, self.fails = name, version, required, fails
+        self.count, self.begun = 0, 0
+
+    def on_train_begin(self, ctx):
+        self.count, self.begun = 0, self.begun + 1
+
+    def on_epoch_end(self, ctx):
+        self.count += 1
+
+    def component_spec(self):
+        return ComponentSpec(self.name, version=self.version, required=self.required)
+
+    def component_state(self):
+        return {"count": self.count}
+
+    def load_component_state(self, state, *, version):
+        if self.fails:
+            raise RuntimeError("cannot load")
+        self.count = state["count"]
+
+
+def stop_after(epoch):
+    def stop(self, ctx):
+        ctx.should_stop = ctx.epoch >= epoch
+
+    return type("Stop", (Callback,), {"on_epoch_end": stop})()
+
+
+def resuming(params, run, **kwargs):
+    kwargs.setdefault("resume_mode", "stateful")
+    return dataclasses.replace(params, resume_from_run_id=run.id, **kwargs)
+
+
+@pytest.fixture
+def refused(kit):
+    """Expect a resume to raise and to leave the model, the streams and the disk alone."""
+
+    def check(call, match, error=ValueError, model=None):
+        model = kit.model(seed=9) if model is None else model
+        weights, streams = kit.weights(model.net), torch.get_rng_state()
+        before = sorted(p.name for p in Path("runs").iterdir() if not p.name.startswith("."))
+        with pytest.raises(error, match=match) as caught:
+            call(model)
+        assert kit.same(weights, model.net.state_dict())
+        assert torch.equal(streams, torch.get_rng_state())
+        assert before == sorted(
+            p.name for p in Path("runs").iterdir() if not p.name.startswith(".")
+        )
+        return caught.value
+
+    return check
+
+
+def test_a_fresh_run_says_so(kit):
+    run = kit.model().train(kit.train_params(n_epochs=1))
+    assert run.resume_status.mode == "fresh"
+    assert NNRun.load(run.id).resume_status.mode == "fresh"
+
+
+def test_additional_epochs_follow_the_checkpoint(kit):
+    params = kit.train_params(n_epochs=2)
+    first = kit.model().train(params)
+    model = kit.model(seed=9)
+    second = model.train(resuming(params, first))
+    assert [idp.epoch_idx for idp in second.idps if idp.val_edp] == [2, 3]
+    assert second.idps[0].iter_idx == 0
+    status = second.resume_status
+    assert (status.mode, status.source_run_id, status.source_checkpoint) == (
+        "stateful", first.id, "last",
+    )  # fmt: skip
+    point = NNCheckpoint.resume_point(run=first.id, type=Checkpoints.LAST)
+    assert status.source_epoch == 1
+    assert status.source_checkpoint_id == point["checkpoint_id"]
+    assert NNRun.load(second.id).resume_status == status
+
+
+def test_a_split_run_equals_a_straight_one(kit):
+    plan = kit.train_params(n_epochs=4)
+    whole = kit.model()
+    straight = whole.train(plan)
+    first = kit.model().train(dataclasses.replace(plan, data_id="split"), callbacks=[stop_after(1)])
+    rest = kit.model(seed=9)
+    second = rest.train(resuming(plan, first, resume_epochs="planned"))
+    assert kit.same(whole.net.state_dict(), rest.net.state_dict())
+    assert [i.state() for i in second.idps] == [i.state() for i in straight.idps[12:]]
+
+
+def test_the_controls_stay_out_of_the_source_and_lineage_is_part_of_the_id(kit):
+    params = kit.train_params(n_epochs=1)
+    first = kit.model().train(params)
+    files = {p: p.read_bytes() for p in Path(f"runs/{first.id}").rglob("*") if p.is_file()}
+    child = kit.model().train(resuming(params, first))
+    assert child.id != first.id
+    assert child.state()["train"]["parent_run_id"] == first.id
+    assert {p: p.read_bytes() for p in files} == files
+    with pytest.raises(FileExistsError):
+        kit.model().train(resuming(params, first))
+    assert kit.model().train(resuming(params, first), salt="again").id != child.id
+    assert kit.model().train(resuming(params, first, overwrite_existing=True)).id == child.id
+
+
+# Modes --------------------------------------------------------------------------------------
+
+
+def test_weights_only_starts_everything_else_fresh(kit):
+    params = kit.train_params(n_epochs=2)
+    first = kit.model().train(params, callbacks=[Counter()])
+    counter = Counter()
+    run = kit.model(seed=9).train(
+        resuming(params, first, resume_mode="weights_only"), callbacks=[counter]
+    )
+    assert run.resume_status.mode == "weights_only"
+    assert run.resume_status.fresh_components == ("test.counter",)
+    assert run.idps[0].epoch_idx == 2
+    assert counter.count == 2
+
+
+def test_a_weights_only_file_warms_a_start_and_is_no_training_state(kit, refused):
+    params = kit.train_params(n_epochs=2)
+    first = kit.model().train(params, callbacks=[ModelCheckpoint(epochs=[0], tag="custom")])
+    request = {"resume_from_checkpoint": "custom_e0"}
+    refused(lambda m: m.train(resuming(params, first, **request)), "weights only")
+    refused(
+        lambda m: m.train(
+            resuming(params, first, resume_mode="auto", resume_epochs="planned", **request)
+        ),
+        "planned",
+    )
+    with pytest.warns(RuntimeWarning, match="start fresh"):
+        run = kit.model(seed=9).train(resuming(params, first, resume_mode="auto", **request))
+    assert run.resume_status.mode == "weights_only"
+    assert run.idps[0].epoch_idx == 1
+
+
+def test_planned_needs_the_same_unfinished_plan(kit, refused):
+    params = kit.train_params(n_epochs=3)
+    part = kit.model().train(params, callbacks=[stop_after(0)])
+    longer = dataclasses.replace(params, n_epochs=5)
+    refused(lambda m: m.train(resuming(longer, part, resume_epochs="planned")), "planned 3 epochs")
+    done = kit.model().train(dataclasses.replace(params, data_id="done"))
+    refused(lambda m: m.train(resuming(params, done, resume_epochs="planned")), "finished its plan")
+
+
+def test_planned_carries_on_steps_updates_and_the_phase_cadence(kit):
+    params = kit.train_params(n_epochs=8)
+    seen = []
+
+    def note(self, ctx):
+        seen.append((ctx.epoch, ctx.idp.iter_idx, ctx.committed_updates))
+
+    look = type("Look", (Callback,), {"on_epoch_end": note})()
+    part = kit.model().train(params, callbacks=[stop_after(4)])
+    rest = kit.model().train(resuming(params, part, resume_epochs="planned"), callbacks=[look])
+    assert seen == [(5, 35, 36), (6, 41, 42), (7, 47, 48)]
+    names = {
+        p.name for p in Path(f"runs/{rest.id}/checkpoints").glob("*.pt") if ".opt" not in p.name
+    }
+    assert "q3.pt" in names
+    assert names.isdisjoint({"first.pt", "q1.pt", "q2.pt"})
+
+
+# What does not fit --------------------------------------------------------------------------
+
+
+def test_every_problem_is_reported_at_once(kit, refused):
+    params = kit.train_params(n_epochs=1)
+    first = kit.model().train(params, callbacks=[Counter("test.gone"), Counter("test.new", 2)])
+    error = refused(
+        lambda m: m.train(
+            resuming(params, first), callbacks=[Counter("test.new", 1), Counter("test.missing")]
+        ),
+        "cannot be restored",
+        ComponentRestoreError,
+    )
+    assert len(error.problems) == 3
+    text = str(error)
+    assert "test.gone" in text
+    assert "test.missing" in text
+    assert "newer" in text
+
+
+def test_problems_of_every_kind_share_one_report(kit, refused):
+    first = kit.model().train(kit.train_params(n_epochs=1), callbacks=[Counter("test.gone")])
+    sgd = NNOptimParams(name=Optims.SGD, max_lr=0.1, weight_decay=0.0, momentum=0.9)
+    params = kit.train_params(n_epochs=1, optim=sgd)
+    error = refused(lambda m: m.train(resuming(params, first)), "SGD")
+    assert len(error.problems) == 2
+    assert any("test.gone" in problem for problem in error.problems)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"name": Optims.SGD, "momentum": 0.9}, "SGD"),
+        (
+            {"param_groups": [NNParamGroupSpec(name_pattern="layers.0.*", lr=0.1)]},
+            "other parameters",
+        ),
+    ],
+)
+def test_another_optimizer_is_refused(kit, refused, change, match):
+    first = kit.model().train(kit.train_params(n_epochs=1))
+    optim = dataclasses.replace(kit.adam(), **change)
+    refused(lambda m: m.train(resuming(kit.train_params(optim=optim), first)), match)
+
+
+def test_another_net_is_refused(kit, refused):
+    first = kit.model().train(kit.train_params(n_epochs=1))
+    model = kit.model()
+    wider = type(model)(
+        net_params=dataclasses.replace(model.net_params, hidden_dims=[20]), params=model.params
+    )
+    refused(lambda m: m.train(resuming(kit.train_params(), first)), "topology", model=wider)
+
+
+def test_another_precision_is_refused_unless_only_weights_are_wanted(kit, refused):
+    first = kit.model().train(kit.train_params(n_epochs=1))
+    reduced = kit.model(precision=PrecisionPolicy(mode="bf16"))
+    refused(lambda m: m.train(resuming(kit.train_params(), first)), "bf16", model=reduced)
+    run = reduced.train(resuming(kit.train_params(n_epochs=1), first, resume_mode="weights_only"))
+    assert run.resume_status.mode == "weights_only"
+
+
+def test_another_scheduler_or_plateau_rule_is_refused(kit, refused):
+    first = kit.model().train(kit.train_params(n_epochs=1))
+    common = {"min_lr": 1e-7, "factor": 0.95, "patience": 8, "cooldown": 2}
+    step = NNSchedulerParams(kind=Schedulers.STEP, step_size=1, threshold=1e-3, **common)
+    refused(lambda m: m.train(resuming(kit.train_params(scheduler=step), first)), "StepLR")
+    rule = NNSchedulerParams(threshold=0.5, **common)
+    refused(
+        lambda m: m.train(resuming(kit.train_params(scheduler=rule), first)),
+        "improvement rule.*threshold",
+    )
+
+
+def test_a_trainer_and_a_model_do_not_continue_each_other(kit, refused):
+    first = kit.model().train(kit.train_params(n_epochs=1))
+    groups = [NNParamGroupSpec(name_pattern="*")]
+
+    def trainer_params(**kwargs):
+        return NNTrainerParams(
+            n_epochs=1, train_loader=kit.loader(), optims={"a": kit.adam(param_groups=groups)},
+            **kwargs,
+        )  # fmt: skip
+
+    refused(
+        lambda m: Trainer(m).train(
+            trainer_params(resume_from_run_id=first.id), objective=supervised_objective()
+        ),
+        "NNModel.train",
+    )
+    second = Trainer(kit.model()).train(trainer_params(), objective=supervised_objective())
+    refused(lambda m: m.train(resuming(kit.train_params(), second)), "Trainer.train")
+    run = kit.model().train(resuming(kit.train_params(), second, resume_mode="weights_only"))
+    assert run.resume_status.mode == "weights_only"
+
+
+@pytest.mark.parametrize("kind", [Schedulers.ONE_CYCLE, Schedulers.LINEAR_WARMUP_DECAY])
+def test_a_budgeted_schedule_needs_one_explicit_horizon(kit, refused, kind):
+    def schedule(**kwargs):
+        return NNSchedulerParams(
+            kind=kind, min_lr=0.0, factor=0.5, patience=0, cooldown=0, threshold=0.0, **kwargs
+        )
+
+    def params(**kwargs):
+        return kit.train_params(n_epochs=2, scheduler=schedule(**kwargs))
+
+    first = kit.model().train(params(total_steps=4, warmup_steps=1))
+    refused(lambda m: m.train(resuming(params(), first)), "total_steps")
+    refused(
+        lambda m: m.train(
+            resuming(dataclasses.replace(params(total_steps=4, warmup_steps=1), n_epochs=3), first)
+        ),
+        "4 steps",
+    )
+    if kind is Schedulers.LINEAR_WARMUP_DECAY:
+        refused(lambda m: m.train(resuming(params(total_steps=4), first)), "warmup_steps")
+    run = kit.model().train(resuming(params(total_steps=4, warmup_steps=1), first))
+    assert run.idps[-1].epoch_idx == 3
+    fresh = kit.model().train(resuming(params(), first, resume_mode="weights_only"))
+    assert fresh.idps[-1].epoch_idx == 3
+
+
+def test_a_damaged_point_is_refused(kit, refused):
+    first = kit.model().train(kit.train_params(n_epochs=1))
+    path = Path(f"runs/{first.id}/checkpoints/last.pt")
+    damaged = bytearray(path.read_bytes())
+    damaged[-200] ^= 1
+    path.write_bytes(bytes(damaged))
+    refused(lambda m: m.train(resuming(kit.train_params(), first)), "last", ResumePointError)
+
+
+# All or nothing -----------------------------------------------------------------------------
+
+
+def test_a_component_that_cannot_load_rolls_everything_back(kit, refused):
+    params = kit.train_params(n_epochs=1)
+    first = kit.model().train(params, callbacks=[Counter("test.a"), Counter("test.b")])
+    a, b = Counter("test.a"), Counter("test.b", fails=True)
+    refused(
+        lambda m: m.train(resuming(params, first), callbacks=[a, b]), "cannot load", RuntimeError
+    )
+    assert (a.begun, a.count) == (1, 0), "reset once, then given back what the reset left"
+
+
+def test_a_hook_that_fails_while_resuming_rolls_the_model_back(kit, refused):
+    params = kit.train_params(n_epochs=1)
+    first = kit.model().train(params)
+
+    def fail(self, ctx):
+        raise RuntimeError("broken hook")
+
+    broken = type("Broken", (Callback,), {"on_train_begin": fail})()
+    refused(
+        lambda m: m.train(resuming(params, first), callbacks=[broken]), "broken hook", RuntimeError
+    )
+
+
+def test_a_rollback_that_fails_is_a_warning(kit):
+    params = kit.train_params(n_epochs=1)
+    first = kit.model().train(params)
+
+    def rewire(self, ctx):
+        ctx.model.net.layers[0] = torch.nn.Linear(2, 2)
+        raise RuntimeError("rewired")
+
+    broken = type("Broken", (Callback,), {"on_train_begin": rewire})()
+    with (
+        pytest.warns(RuntimeWarning, match="could not be rolled back"),
+        pytest.raises(RuntimeError, match="rewired"),
+    ):
+        kit.model().train(resuming(params, first), callbacks=[broken])
+
+
+def test_components_are_restored_after_the_reset_and_before_the_first_epoch(kit):
+    params = kit.train_params(n_epochs=2)
+    first = kit.model().train(params, callbacks=[Counter()])
+    counter, seen = Counter(), []
+
+    def look(self, ctx):
+        seen.append(counter.count)
+
+    watch = type("Watch", (Callback,), {"on_epoch_begin": look})()
+    run = kit.model().train(resuming(params, first), callbacks=[counter, watch])
+    assert seen == [2, 3]
+    assert run.resume_status.restored_components == ("test.counter",)
+
+
+def test_an_optional_component_starts_fresh(kit):
+    params = kit.train_params(n_epochs=1)
+    first = kit.model().train(params)
+    run = kit.model().train(resuming(params, first), callbacks=[EarlyStopping()])
+    assert run.resume_status.fresh_components == ("early_stopping",)
+
+
+def test_patience_goes_on_across_a_resume(kit):
+    params = kit.train_params(n_epochs=20, optim=kit.adam(max_lr=0.0))
+    straight = kit.model().train(params, callbacks=[EarlyStopping(patience=4)])
+    part = kit.model().train(
+        dataclasses.replace(params, data_id="part"),
+        callbacks=[EarlyStopping(patience=4), stop_after(2)],
+    )
+    rest = kit.model().train(
+        resuming(params, part, resume_epochs="planned"), callbacks=[EarlyStopping(patience=4)]
+    )
+    assert rest.idps[-1].epoch_idx == straight.idps[-1].epoch_idx
+
+
+def test_the_last_checkpoint_is_written_again_after_on_train_end(kit):
+    def change(self, ctx):
+        with torch.no_grad():
+            ctx.model.net.layers[0].weight.zero_()
+
+    callback = type("Zero", (Callback,), {"on_train_end": change})()
+    run = kit.model().train(kit.train_params(n_epochs=1), callbacks=[callback])
+    last = NNCheckpoint.load(run=run.id, type=Checkpoints.LAST)
+    assert (last.net_state["layers.0.weight"] == 0).all()
+    again = kit.model().train(
+        dataclasses.replace(kit.train_params(n_epochs=1), resume_from_run_id=run.id)
+    )
+    assert again.resume_status.mode == "stateful"
