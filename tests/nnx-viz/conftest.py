@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers in runs.py
 
 
 class MixedNet(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from nnx.plugins.hookspecs import hookimpl
 
@@ -14,3 +15,13 @@ def nnx_public_names() -> Mapping[str, str]:
         "VisUtils": "nnx.vis_utils:VisUtils",
         "lr_finder": "nnx.lr_finder:lr_finder",
     }
+
+
+@hookimpl
+def nnx_renderers() -> Mapping[str, Any]:
+    return {"run.html": "nnx.viz.report.page:notebook_chart"}
+
+
+@hookimpl
+def nnx_commands() -> Mapping[str, Any]:
+    return {"report": "nnx.viz.commands:report", "watch": "nnx.viz.commands:watch"}
