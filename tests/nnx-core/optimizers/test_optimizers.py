@@ -101,6 +101,21 @@ def test_eps_reaches_the_adam_family_only():
         NNOptimParams(name=Optims.SGD, max_lr=0.1, weight_decay=0, momentum=0.9, eps=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lr_start": float("inf")}, r"Optims\.ADAM\.lr_start must be a finite real number >= 0"),
+        ({"weight_decay": True}, r"Optims\.ADAM\.weight_decay must be a finite real number"),
+        ({"momentum": 0.9}, r"Optims\.ADAM\.momentum must be a pair of betas"),
+        ({"eps": 0}, r"Optims\.ADAM\.eps must be a finite real number > 0"),
+    ],
+)
+def test_a_member_refuses_numbers_outside_their_domain(values, message):
+    arguments = {"lr_start": 0.1, "weight_decay": 0.0, "momentum": (0.9, 0.99), **values}
+    with pytest.raises(ValueError, match=message):
+        Optims.ADAM(nn.Linear(1, 1), **arguments)
+
+
 def test_without_groups_frozen_parameters_are_kept_so_that_they_can_be_unfrozen():
     net = nn.Linear(2, 1)
     net.bias.requires_grad_(False)

@@ -103,6 +103,8 @@ def test_the_generator_is_not_read_by_the_refusal():
 
 @both
 def test_what_is_no_iterable_is_no_loader(make):
+    with pytest.raises(ValueError, match=r"must be an iterable of batches, not 'data\.csv'"):
+        make(train_loader="data.csv")
     with pytest.raises(ValueError, match="train_loader must be an iterable of batches, not 3"):
         make(train_loader=3)
 

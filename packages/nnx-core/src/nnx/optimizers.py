@@ -22,7 +22,7 @@ from nnx.params.optim import (
 from nnx.params.registered import OptimizerFactorySpec
 from nnx.plugins import manager
 from nnx.plugins.registry import UnknownIdError
-from nnx.utils.validation import show
+from nnx.utils import validation as check
 
 __all__ = [
     "AnyOptimParams",
@@ -60,7 +60,7 @@ def register_optimizer_factory(
     """
     if not callable(factory):
         raise ValueError(
-            f"the optimizer factory {id}@v{version} must be callable, not {show(factory)}"
+            f"the optimizer factory {id}@v{version} must be callable, not {check.show(factory)}"
         )
     owner = getattr(factory, "__qualname__", type(factory).__qualname__)
     owner = f"{getattr(factory, '__module__', None) or type(factory).__module__}.{owner}"
@@ -117,7 +117,7 @@ def build_optimizer(
         )
     if not isinstance(params, NNOptimFactoryParams):
         raise ValueError(
-            f"an optimizer is built from NNOptimParams or NNOptimFactoryParams, not {show(params)}"
+            f"an optimizer is built from NNOptimParams or NNOptimFactoryParams, not {check.show(params)}"
         )
     factory = resolve_optimizer_factory(params.factory)
     groups = _groups(
@@ -141,7 +141,11 @@ def build_named(
     eps: float,
 ) -> torch.optim.Optimizer:
     """What calling an :class:`Optims` member does."""
-    checked: Any = check_momentum(f"Optims.{name.name}", name, momentum)
+    owner = repr(name)
+    checked: Any = check_momentum(owner, name, momentum)
+    lr = check.real(owner, "lr_start", lr, at_least=0)
+    weight_decay = check.real(owner, "weight_decay", weight_decay, at_least=0)
+    eps = check.real(owner, "eps", eps, above=0)
     groups = _groups(net, lr, weight_decay, param_groups, strict)
     if name.is_adam:
         cls = torch.optim.AdamW if name is Optims.ADAMW else torch.optim.Adam
@@ -189,7 +193,7 @@ def _check_made(
     """A factory's optimizer holds exactly the parameters it was given, each once."""
     where = f"the optimizer factory {spec.versioned_id}"
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"{where} must return a torch.optim.Optimizer, not {show(optimizer)}")
+        raise TypeError(f"{where} must return a torch.optim.Optimizer, not {check.show(optimizer)}")
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
     given = {id(parameter) for parameter in expected}

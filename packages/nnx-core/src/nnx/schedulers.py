@@ -48,6 +48,10 @@ def schedule_horizon(
 ) -> Horizon:
     """Resolve a schedule's lengths for a run of ``n_epochs``.
 
+    Without a budget of its own a step schedule takes a third of the run, every
+    other one the whole of it; a warm-up takes a tenth of the epochs, or of the
+    updates on the update clock.
+
     ``updates`` is the planned number of committed updates, or ``None`` when NNx
     cannot know it: an update clock then needs its budget spelled out. ``owner``
     names the optimizer in errors.

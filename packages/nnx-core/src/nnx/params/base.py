@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -207,26 +208,24 @@ def each_state(values: Any) -> list[Any]:
     return [value.state() for value in values]
 
 
-def field_names(cls: type[Any]) -> tuple[str, ...]:
+@functools.cache
+def field_names(cls: Any) -> tuple[str, ...]:
     """The names of a dataclass's fields."""
     return tuple(field.name for field in dataclasses.fields(cls))
 
 
-_DEFAULTS: dict[type, dict[str, Any]] = {}
-
-
-def _defaults(cls: type[Any]) -> dict[str, Any]:
+@functools.cache
+def _defaults(cls: Any) -> Mapping[str, Any]:
     """The default of every field that has one."""
-    found = _DEFAULTS.get(cls)
-    if found is None:
-        found = _DEFAULTS[cls] = {}
-        for field in dataclasses.fields(cls):
-            if field.default is not dataclasses.MISSING:
-                found[field.name] = field.default
-            elif field.default_factory is not dataclasses.MISSING:
-                found[field.name] = field.default_factory()
+    found = {}
+    for field in dataclasses.fields(cls):
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = field.default_factory()
     return found
 
 
-def _required(cls: type[Any]) -> set[str]:
-    return set(field_names(cls)) - _defaults(cls).keys()
+@functools.cache
+def _required(cls: Any) -> frozenset[str]:
+    return frozenset(set(field_names(cls)) - _defaults(cls).keys())

@@ -16,23 +16,22 @@ def run_state(
     *,
     net: NNParams | None,
     model: NNModelParams,
-    train: NNTrainParams,
+    train: NNTrainParams | None,
     trainer: NNTrainerParams | None = None,
     salt: str | None = None,
     transforms: Sequence[NNCheckpointTransform] = (),
 ) -> dict[str, Any]:
-    """A run's configuration as plain data, its ``id`` first."""
-    state: dict[str, Any] = {"model": model.state()}
-    if net is not None:
-        state["net"] = net.state()
-    state["train"] = train.state()
-    if trainer is not None:
-        state["trainer"] = trainer.state()
+    """A run's configuration as plain data, its ``id`` first.
+
+    Without ``train`` it is not a whole run's, and has no ``id``.
+    """
+    parts = {"model": model, "net": net, "train": train, "trainer": trainer}
+    state: dict[str, Any] = {key: part.state() for key, part in parts.items() if part is not None}
     if salt is not None:
         state["salt"] = salt
     if transforms:
         state["transforms"] = [transform.state() for transform in transforms]
-    return {"id": run_id(state), **state}
+    return state if train is None else {"id": run_id(state), **state}
 
 
 def run_id(state: Mapping[str, Any]) -> str:

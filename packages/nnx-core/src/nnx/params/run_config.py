@@ -60,13 +60,6 @@ class RunConfig(YamlFile):
 
     def state(self) -> dict[str, Any]:
         """The state of the run, as ``run.yaml`` holds it."""
-        if self.train is None:
-            assert self.trainer is not None
-            stand_in = run_state(
-                net=self.net, model=self.model, train=NNTrainParams(n_epochs=1),
-                trainer=self.trainer, salt=self.salt, transforms=self.transforms,
-            )  # fmt: skip
-            return {key: value for key, value in stand_in.items() if key not in ("id", "train")}
         return run_state(
             net=self.net, model=self.model, train=self.train, trainer=self.trainer,
             salt=self.salt, transforms=self.transforms,

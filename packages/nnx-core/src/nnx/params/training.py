@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from nnx.enums import Checkpoints, Optims
 from nnx.params.base import (
@@ -78,16 +78,19 @@ _METRICS = (
 )
 
 
+T = TypeVar("T", bound="_Training")
+
+
 class _Training(Params):
     """What both training configurations share."""
 
     __slots__ = ()
 
-    def with_train_loader(self, value: Iterable[Any]) -> Any:
+    def with_train_loader(self: T, value: Iterable[Any]) -> T:
         """A copy that trains on ``value``."""
         return dataclasses.replace(self, train_loader=value)  # type: ignore[type-var]
 
-    def with_val_loader(self, value: Iterable[Any]) -> Any:
+    def with_val_loader(self: T, value: Iterable[Any]) -> T:
         """A copy that validates on ``value``."""
         return dataclasses.replace(self, val_loader=value)  # type: ignore[type-var]
 
@@ -320,7 +323,8 @@ def _check_loader(owner: str, name: str, loader: Any) -> None:
             "would find it empty. Pass what can be read again: a DataLoader, a list of batches, "
             "or an object whose __iter__ starts anew"
         )
-    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+    iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    if isinstance(loader, (str, bytes)) or not iterable:
         check.refuse(owner, name, loader, "an iterable of batches")
 
 
