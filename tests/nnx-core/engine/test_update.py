@@ -714,14 +714,16 @@ def test_the_default_step_accumulates_like_one_full_batch(loss):
     assert_equal_weights(model, oracle, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_default_step_takes_no_update_for_a_masked_window(accumulate):
+def test_the_default_step_takes_no_update_for_a_masked_window(accumulate, reduction):
     model, (x, y) = net(), batch(4, 0)
+    loss_fn = nn.CrossEntropyLoss(reduction=reduction)
     engine = UpdateEngine({"default": sgd(model, weight_decay=0.1)}, accumulate=accumulate)
     before = copy.deepcopy(model)
     for index in range(2):
         applied = engine.apply_supervised(
-            supervised(model, nn.CrossEntropyLoss(), x, torch.full_like(y, -100)),
+            supervised(model, loss_fn, x, torch.full_like(y, -100)),
             epoch_idx=0, batch_idx=index, is_last=False,
         )  # fmt: skip
     assert applied.value is None

@@ -69,6 +69,7 @@ class EarlyStopping(Callback):
         self.best: float | None = None
         self.wait = 0
         self.stopped_epoch: int | None = None
+        self._tracker: MonitorTracker | None = None
         self._reset()
 
     @property
@@ -132,7 +133,7 @@ class EarlyStopping(Callback):
     def _reset(self) -> None:
         self.best, self.wait, self.stopped_epoch = None, 0, None
         self._selected = self.monitor if isinstance(self.monitor, str) else None
-        self._tracker: MonitorTracker | None = None
+        self._tracker = None
         self._warned = False
 
     def _improved(self, ctx: _CallbackContext) -> bool | None:

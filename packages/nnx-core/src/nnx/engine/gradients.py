@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -38,11 +39,12 @@ def add(parameters: Sequence[torch.nn.Parameter], gradients: Gradients) -> None:
 
 
 def all_finite(gradients: Sequence[torch.Tensor]) -> bool:
-    """Whether no element is NaN or infinite, read from the device once."""
+    """Whether no element is NaN or infinite; on an accelerator with one read of the device."""
     dense = [g._values() if g.is_sparse else g for g in gradients]
     dense = [g for g in dense if g.numel()]
-    if not dense:
-        return True
+    if all(g.is_cpu and not g.is_complex() for g in dense):
+        # A finite sum has finite summands; only the overflow of a sum needs a second look.
+        return all(math.isfinite(g.sum().item()) or bool(g.isfinite().all()) for g in dense)
     # The largest magnitude is NaN or infinite exactly when an element is.
-    finite = [norm.isfinite() for norm in torch._foreach_norm(dense, float("inf"))]
-    return bool(torch.stack([flag.to(finite[0].device) for flag in finite]).all())
+    norms = torch._foreach_norm(dense, float("inf"))
+    return bool(torch.stack([n.isfinite().to(norms[0].device) for n in norms]).all())

@@ -178,12 +178,14 @@ class UpdateEngine:
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
         loss = supervised.loss
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         value = loss.item()
-        if not math.isfinite(value):
+        # 0/0 or an empty sum may mean that nothing is valid.
+        if (value == 0.0 or not math.isfinite(value)) and supervised.masked:
             self._open_window()  # clears the gradients
-            if supervised.masked:
-                return Applied(closed=True)
+            return Applied(closed=True)
+        if not math.isfinite(value):
+            self._open_window()
             self._fail(f"the training loss is {value}", epoch_idx, batch_idx)
         for name, optimizer in self.optimizers.items():
             self._clip(name)

@@ -27,14 +27,16 @@ def forward_batch(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     modes and autocast are the caller's. Raises ``ValueError`` for a batch
     without a target.
     """
-    args, kwargs, target = adapter_for(model.net, model.batch_adapter).split(batch)
+    net, device = model.net, model.device
+    adapter = adapter_for(net, model.batch_adapter)
+    args, kwargs, target = adapter.split(batch)
     if target is None:
         raise ValueError(
             "the batch has no target to learn from or to score; give (inputs, target) batches, "
             "or use predict() for inputs alone"
         )
-    output = _forward(model, args, kwargs)
-    target = _to(target, model.device)
+    output = _forward(net, adapter, device, args, kwargs)
+    target = _to(target, device)
     seeds = seed_count(model, batch)
     return (output, target) if seeds is None else (output[:seeds], target[:seeds])
 
@@ -52,15 +54,18 @@ def forward_inputs(model: Any, batch: Any, *, in_memory: bool = False) -> torch.
         args, kwargs = adapter.inputs(batch)
     else:
         args, kwargs, _ = adapter.split(batch)
-    output = _forward(model, args, kwargs)
+    output = _forward(model.net, adapter, model.device, args, kwargs)
     seeds = seed_count(model, batch)
     return output if seeds is None else output[:seeds]
 
 
-def _forward(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    args = tuple(_to(value, model.device) for value in args)
-    kwargs = {name: _to(value, model.device) for name, value in kwargs.items()}
-    return adapter_for(model.net, model.batch_adapter).output(model.net(*args, **kwargs))
+def _forward(
+    net: Any, adapter: Any, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
+    moved = [_to(value, device) for value in args]
+    if not kwargs:
+        return adapter.output(net(*moved))
+    return adapter.output(net(*moved, **{name: _to(v, device) for name, v in kwargs.items()}))
 
 
 @contextmanager
@@ -163,9 +168,9 @@ def _tensor(model: Any, value: Any) -> Any:
 
 def _method(model: Any, name: str) -> Any:
     for owner in (model.batch_adapter, model.net):
-        found = getattr(owner, name, None)
-        if callable(found):
-            return found
+        # A module's own getattr is slow to miss, and this runs for every batch.
+        if hasattr(type(owner), name) or name in getattr(owner, "__dict__", ()):
+            return getattr(owner, name)
     return None
 
 
@@ -179,6 +184,8 @@ def _checked(ids: Any, rows: int) -> np.ndarray:
 def _to(value: Any, device: torch.device) -> Any:
     """Move tensors, also inside tuples, lists and mappings; other objects by their ``to``."""
     if isinstance(value, torch.Tensor):
+        if value.device == device:
+            return value
         return value.to(device, non_blocking=value.device.type == "cpu" and value.is_pinned())
     if isinstance(value, Mapping):
         return {name: _to(item, device) for name, item in value.items()}

@@ -8,8 +8,10 @@ cost a device synchronization, so it is computed when it is read.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -59,7 +61,7 @@ class SupervisedTerms:
     a float. ``numerator`` is the differentiable sum.
     """
 
-    __slots__ = ("_numerator", "_weight", "loss", "output", "target", "valid")
+    __slots__ = ("_numerator", "_valid_targets", "_weight", "loss", "output", "target", "valid")
 
     def __init__(
         self,
@@ -70,9 +72,10 @@ class SupervisedTerms:
         *,
         numerator: torch.Tensor | None = None,
         weight: Any = None,
+        valid_targets: Callable[[], torch.Tensor | float] | None = None,
     ) -> None:
         self.loss, self.output, self.target, self.valid = loss, output, target, valid
-        self._numerator, self._weight = numerator, weight
+        self._numerator, self._weight, self._valid_targets = numerator, weight, valid_targets
 
     @property
     def weight(self) -> torch.Tensor | float | None:
@@ -101,6 +104,8 @@ class SupervisedTerms:
     @property
     def masked(self) -> bool:
         """Whether every target is masked: nothing to learn from, no update to take."""
+        if self._valid_targets is not None:
+            return float(self._valid_targets()) == 0
         if self.denominator is not None:
             return self.denominator == 0
         return self.valid is not None and not bool(self.valid.any())
@@ -121,8 +126,15 @@ def supervised_terms(
         _refuse_broadcast(loss_fn, output, target)
         loss = loss_fn(native_input(loss_fn, output), target)
         check_scalar(loss, loss_fn)
+        counted = None
+        if getattr(loss_fn, "reduction", None) == "sum":
+            counted = _valid_counter(loss_fn, target)
         return SupervisedTerms(
-            loss, output, target, weight=lambda: loss_weight(loss_fn, output, target)
+            loss,
+            output,
+            target,
+            weight=lambda: loss_weight(loss_fn, output, target),
+            valid_targets=counted,
         )
     output, target, valid = adapter.prepare(output, target)
     loss, numerator, denominator = adapter.loss_terms(loss_fn, output, target, valid)
@@ -162,15 +174,30 @@ def loss_weight(
     if ignored is not None and isinstance(target, torch.Tensor):
         if target.is_floating_point():  # class probabilities: torch divides by the rows
             return float(output.numel() // output.shape[1 if output.ndim > 1 else 0])
-        valid = target != ignored
-        weight: torch.Tensor | None = loss_fn.get_buffer("weight")
+        weight: Any = loss_fn.weight
         if weight is None:
-            return valid.sum()
+            return count_valid(target, ignored)
+        valid = target != ignored
         picked = weight[torch.where(valid, target, 0)]
         return torch.where(valid, picked, 0).sum()
     if is_native(loss_fn, _PER_ELEMENT) and getattr(loss_fn, "reduction", None) == "mean":
         return float(output.numel())
     return float(len(target) if hasattr(target, "__len__") and len(target) else len(output))
+
+
+def _valid_counter(loss_fn: nn.Module, target: Any) -> Callable[[], torch.Tensor | float] | None:
+    """Counts valid targets of a summed class loss, which has no weight to tell it by."""
+    ignored = ignored_index(loss_fn)
+    if ignored is None or not isinstance(target, torch.Tensor) or target.is_floating_point():
+        return None
+    return lambda: count_valid(target, ignored)
+
+
+def count_valid(target: torch.Tensor, ignored: int) -> torch.Tensor | float:
+    """Targets other than ``ignored``. On the CPU NumPy counts in half the time."""
+    if target.is_cpu:
+        return float(np.count_nonzero(target.detach().numpy() != ignored))
+    return (target != ignored).sum()
 
 
 def with_reduction(loss_fn: nn.Module, reduction: str) -> nn.Module:
