@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nnx.data.loading import fast_batches
 from nnx.monitors.declared import MetricSet, Semantics, check_metrics
 from nnx.params.registered import MetricSpec
 from nnx.prediction import batches
@@ -41,7 +42,7 @@ def evaluate(
     check_metrics(model, metrics)
     totals = EvaluationTotals(model, metrics, keep_arrays=bool(extra_metrics))
     with eval_mode(model.net), batches.inference_context(model):
-        for batch in loader:
+        for batch in fast_batches(loader):
             totals.add(*batches.forward_batch(model, batch))
     if not totals.batches:
         raise ValueError("the loader yielded no batches: there is nothing to evaluate")

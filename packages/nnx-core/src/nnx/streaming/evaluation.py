@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from nnx.data.loading import fast_batches
 from nnx.monitors.declared import check_metrics
 from nnx.params.registered import MetricSpec
 from nnx.prediction import batches
@@ -27,7 +28,7 @@ def streaming_eval_step(ctx: Any) -> NNEvaluationDataPoint:
     check_eval_step(streaming_eval_step, extra_metrics=ctx.extra_metrics, metrics=ctx.metrics)
     check_metrics(ctx.model, ctx.metrics)
     totals = EvaluationTotals(ctx.model, ctx.metrics)
-    for batch in ctx.val_loader:
+    for batch in fast_batches(ctx.val_loader):
         with batches.inference_context(ctx.model):
             totals.add(*batches.forward_batch(ctx.model, batch))
     if not totals.batches:

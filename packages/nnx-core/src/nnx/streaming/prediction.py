@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nnx.data.loading import fast_batches
 from nnx.prediction import batches
 from nnx.prediction.inference import build_result, check_spec, decide, to_array
 from nnx.prediction.result import PredictionResult
@@ -135,7 +136,7 @@ def _predicted(
     model: Any, loader: Iterable[Any], spec: ProbabilitySpec | None, rich: bool
 ) -> Iterator[Any]:
     ids = batches.SampleIds(model, loader)
-    for batch in loader:
+    for batch in fast_batches(loader):
         with eval_mode(model.net), batches.inference_context(model):
             output = batches.forward_inputs(model, batch)
         logits, sample_ids = to_array(output), ids.of(batch, len(output))
