@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -208,24 +207,31 @@ def each_state(values: Any) -> list[Any]:
     return [value.state() for value in values]
 
 
-@functools.cache
-def field_names(cls: Any) -> tuple[str, ...]:
+def field_names(cls: type[Any]) -> tuple[str, ...]:
     """The names of a dataclass's fields."""
-    return tuple(field.name for field in dataclasses.fields(cls))
+    return _facts(cls)[0]
 
 
-@functools.cache
-def _defaults(cls: Any) -> Mapping[str, Any]:
+def _defaults(cls: type[Any]) -> Mapping[str, Any]:
     """The default of every field that has one."""
-    found = {}
-    for field in dataclasses.fields(cls):
-        if field.default is not dataclasses.MISSING:
-            found[field.name] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            found[field.name] = field.default_factory()
+    return _facts(cls)[1]
+
+
+def _required(cls: type[Any]) -> set[str]:
+    return set(field_names(cls)) - _defaults(cls).keys()
+
+
+# Read off each class once: the names of its fields, and their defaults.
+_FACTS: dict[type, tuple[tuple[str, ...], dict[str, Any]]] = {}
+
+
+def _facts(cls: type[Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    found = _FACTS.get(cls)
+    if found is None:
+        fields = dataclasses.fields(cls)
+        defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+        for f in fields:
+            if f.default_factory is not dataclasses.MISSING:
+                defaults[f.name] = f.default_factory()
+        found = _FACTS[cls] = (tuple(f.name for f in fields), defaults)
     return found
-
-
-@functools.cache
-def _required(cls: Any) -> frozenset[str]:
-    return frozenset(set(field_names(cls)) - _defaults(cls).keys())
