@@ -8,6 +8,7 @@ cost a device synchronization, so it is computed when it is read.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithL
 CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 CONTINUOUS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
+_NLL = (nn.NLLLoss,)
 _PER_ELEMENT = (*ELEMENTWISE, nn.BCELoss, nn.KLDivLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
 
 
@@ -31,7 +33,12 @@ def is_native(loss_fn: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
 
     A subclass with its own ``forward`` owns its arithmetic and is not one.
     """
-    return any(isinstance(loss_fn, k) and type(loss_fn).forward is k.forward for k in kinds)
+    return _is_native(type(loss_fn), kinds)
+
+
+@functools.cache
+def _is_native(kind: type[nn.Module], kinds: tuple[type[nn.Module], ...]) -> bool:
+    return any(issubclass(kind, known) and kind.forward is known.forward for known in kinds)
 
 
 def ignored_index(loss_fn: nn.Module) -> int | None:
@@ -45,7 +52,7 @@ def ignored_index(loss_fn: nn.Module) -> int | None:
 
 def native_input(loss_fn: nn.Module, output: torch.Tensor) -> torch.Tensor:
     """What ``loss_fn`` takes for raw logits: log-probabilities for the native NLL."""
-    if is_native(loss_fn, (nn.NLLLoss,)):
+    if is_native(loss_fn, _NLL):
         return functional.log_softmax(output, dim=1 if output.ndim > 1 else 0)
     return output
 
