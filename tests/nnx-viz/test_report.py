@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from pathlib import Path
 
 import pytest
+import torch
+from nnx.history import HistoryJournal
 from nnx.store.predictions import load_predictions, save_predictions
 from nnx.viz.report import read_run, write_report
 from nnx.viz.report.charts import charts_of
@@ -12,10 +15,14 @@ from nnx.viz.report.page import notebook_chart
 from nnx.viz.report.scores import split_scores
 from runs import make_run
 from sklearn import metrics
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NNX_RUNS", raising=False)
     return str(tmp_path / "runs")
 
 
@@ -197,10 +204,60 @@ class TestNotebook:
         assert "plotly" in html
         assert run.id in html
 
+    def test_a_monitored_run_shows_its_monitor_and_improving_epochs(self, root):
+        run = train_digits(root)
+        names, figure = traces_of(notebook_chart(run))
+        assert "training, whole epoch" in names
+        series = figure[names.index("monitor val.nll")]
+        ends = [r for r in run.idps if r.selection is not None]
+        assert series["y"] == pytest.approx([r.selection.value for r in ends], rel=1e-6)
+        stars = figure[names.index("wrote BEST")]
+        assert stars["x"] == [r.epoch_idx + 1 for r in ends if r.selection.improved]
+
+    def test_a_journal_is_drawn_from_its_epoch_rows(self, root):
+        run = train_digits(root, history=HistoryJournal(retention=20, chunk_size=10))
+        chunks = Path(run.history).glob("chunk-*")
+        for chunk in chunks:
+            chunk.unlink()
+        names, figure = traces_of(notebook_chart(run))
+        assert len(figure[names.index("validation")]["y"]) == 4
+
     def test_a_run_without_records(self):
         from runs import configuration
 
         assert "no recorded epoch" in notebook_chart(configuration())
+
+
+def train_digits(root, **options):
+    """A short real training with a declared metric and monitor."""
+    import nnx
+
+    images, targets = load_digits(return_X_y=True)
+    data = TensorDataset(
+        torch.tensor(images[:600] / 16, dtype=torch.float32), torch.tensor(targets[:600])
+    )
+    model = nnx.NNModel(
+        net_params=nnx.NNParams(input_dim=64, output_dim=10, hidden_dims=[16], dropout_prob=0.0),
+        params=nnx.NNModelParams(net=nnx.Nets.FEED_FWD),
+    )
+    return model.train(
+        nnx.NNTrainParams(
+            n_epochs=4,
+            seed=0,
+            train_loader=DataLoader(data, batch_size=32, shuffle=True),
+            val_loader=DataLoader(data, batch_size=600),
+            metrics=[nnx.MetricSpec("nll")],
+            monitor=nnx.MonitorSpec("nll", min_delta=0.2),
+        ),
+        **options,
+    )
+
+
+def traces_of(html):
+    """Names and traces of the one figure in a Plotly fragment."""
+    start = html.index("[", html.index("Plotly.newPlot("))
+    traces, _ = json.JSONDecoder().raw_decode(html[start:])
+    return [t["name"] for t in traces], traces
 
 
 def test_the_command(root, tmp_path, monkeypatch):

@@ -77,3 +77,72 @@ def test_scatter_groups_by_value():
 def test_colours_are_distinct():
     for n in (1, 8, 30):
         assert len(set(generate_colors(n))) == n
+
+
+def test_checkpoint_logits_in_two_dimensions(tmp_path, monkeypatch):
+    import torch
+    from nnx import (
+        Checkpoints,
+        Nets,
+        NNCheckpoint,
+        NNModel,
+        NNModelParams,
+        NNParams,
+        NNTrainParams,
+    )  # fmt: skip
+    from torch.utils.data import DataLoader, TensorDataset
+
+    monkeypatch.chdir(tmp_path)
+    x = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=40)
+    model = NNModel(
+        net_params=NNParams(input_dim=4, output_dim=2, hidden_dims=[8], dropout_prob=0.0),
+        params=NNModelParams(net=Nets.FEED_FWD),
+    )
+    run = model.train(NNTrainParams(n_epochs=2, seed=0, train_loader=loader))
+
+    class Data:
+        test_loader = loader
+        classes = ("negative", "positive")
+
+    checkpoint = NNCheckpoint.load(run.id, Checkpoints.LAST)
+    ambient = torch.get_rng_state()
+    figure = VisUtils.two_dim_tsne_checkpoint_logits(checkpoint, Data, 100)
+    assert torch.equal(torch.get_rng_state(), ambient)
+    assert [t.name for t in figure.data] == ["negative", "positive"]
+    assert len(figure.data[0].x) == int((x[:100, 0] <= 0).sum())
+    again = VisUtils.two_dim_tsne_checkpoint_logits(checkpoint, Data, 100)
+    assert np.array_equal(figure.data[0].x, again.data[0].x)
+    with pytest.raises(ValueError, match="n_samples must be"):
+        VisUtils.two_dim_tsne_checkpoint_logits(checkpoint, Data, 2)
+
+
+def test_a_runtime_checkpoint_needs_its_module_before_any_data_is_read(tmp_path, monkeypatch):
+    import torch
+    from nnx import Checkpoints, NNCheckpoint, NNModel, NNModelParams, NNTrainParams
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    monkeypatch.chdir(tmp_path)
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=20)
+    run = NNModel(module=nn.Linear(3, 2), params=NNModelParams()).train(
+        NNTrainParams(n_epochs=1, seed=0, train_loader=loader)
+    )
+    checkpoint = NNCheckpoint.load(run.id, Checkpoints.LAST)
+
+    class Unread:
+        @property
+        def test_loader(self):
+            raise AssertionError("the data was read")
+
+    with pytest.raises(ValueError, match="pass an instance as module="):
+        VisUtils.two_dim_tsne_checkpoint_logits(checkpoint, Unread(), 50)
+    module = nn.Linear(3, 2)
+
+    class Data:
+        test_loader = loader
+
+    figure = VisUtils.two_dim_tsne_checkpoint_logits(checkpoint, Data, 50, module=module)
+    assert sum(len(t.x) for t in figure.data) == 50
+    assert module.training

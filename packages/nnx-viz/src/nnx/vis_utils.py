@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nnx.seeding import isolated_rng
 from nnx.viz._common import PALETTE, require
 
 if TYPE_CHECKING:
@@ -236,7 +237,8 @@ class VisUtils:
                 "this checkpoint holds a runtime module, which no factory can rebuild; "
                 "pass an instance as module="
             )
-        logits, targets = _held_out_logits(checkpoint, ds, n_samples, module, batch_adapter)
+        with isolated_rng():
+            logits, targets = _held_out_logits(checkpoint, ds, n_samples, module, batch_adapter)
         points = manifold.TSNE(
             n_components=2, random_state=random_state, perplexity=min(30, (len(logits) - 1) / 3)
         ).fit_transform(logits)

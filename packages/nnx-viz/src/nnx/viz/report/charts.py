@@ -33,7 +33,7 @@ class Chart:
 
 def charts_of(views: Sequence[RunView]) -> list[Chart]:
     """Loss, error, scores, declared metrics and learning rate, where there are values."""
-    charts = [_loss(views)]
+    charts = [_loss(views), _monitor(views)]
     for name in ("error", "accuracy", "f1", "precision", "recall"):
         charts.append(_epochs(views, name, name.capitalize(), operator.attrgetter(name)))
     for name in _metric_names(views):
@@ -62,18 +62,44 @@ def _loss(views: Sequence[RunView]) -> Chart:
                  [t for t in traces if t["y"]], log=_spans_decades(traces))  # fmt: skip
 
 
+def _monitor(views: Sequence[RunView]) -> Chart:
+    """The value that decides BEST, for the runs that declare a monitor."""
+    traces = []
+    for index, view in enumerate(views):
+        traces += monitor_traces(view, index)
+    return Chart("monitor", "Monitor", "What decides BEST; stars mark the epochs that improved.",
+                 [t for t in traces if t["y"]])  # fmt: skip
+
+
+def monitor_traces(view: RunView, index: int) -> list[dict[str, Any]]:
+    """The monitor's series and a star at each improving epoch; empty without a monitor."""
+    keys = {r.selection.monitor.key for r in view.epochs if r.selection is not None}
+    if not keys:
+        return []
+    series = _trace(
+        view, index, f"monitor {keys.pop()}", view.epochs,
+        lambda r: r.selection.value if r.selection else None, dash="dash", markers=True,
+    )  # fmt: skip
+    return [series, _stars(view, index, lambda r: r.selection.value if r.selection else None)]
+
+
 def _improvements(view: RunView, index: int) -> dict[str, Any]:
     """Stars where BEST was written, on the curve that has a value there."""
 
     def height(record: Any) -> float | None:
-        if record.epoch_idx not in view.improved:
-            return None
         for edp in (record.val_edp, record.train_summary, record.train_edp):
             if edp is not None and edp.loss is not None:
                 return float(edp.loss)
         return None
 
-    trace = _trace(view, index, "wrote BEST", view.epochs, height)
+    return _stars(view, index, height)
+
+
+def _stars(view: RunView, index: int, height: Value) -> dict[str, Any]:
+    def improved(record: Any) -> float | None:
+        return height(record) if record.epoch_idx in view.improved else None
+
+    trace = _trace(view, index, "wrote BEST", view.epochs, improved)
     trace["mode"] = "markers"
     trace["marker"] = {"symbol": "star", "size": 11, "color": PALETTE[index % len(PALETTE)],
                        "line": {"width": 1, "color": "#ffffff"}}  # fmt: skip

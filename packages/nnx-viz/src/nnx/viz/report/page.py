@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from nnx.utils.files import atomic_write
 from nnx.viz._common import PALETTE, require
 from nnx.viz.report import lineage
-from nnx.viz.report.charts import charts_of
+from nnx.viz.report.charts import charts_of, monitor_traces
 from nnx.viz.report.reading import RunView, read_run, view_of
 from nnx.viz.report.scores import SplitScores, matrix_chart, split_scores
 
 if TYPE_CHECKING:
+    from nnx.records import NNIterationDataPoint
     from nnx.store import NNRun
 
 
@@ -87,19 +88,35 @@ def notebook_chart(run: NNRun) -> str:
     from the run's records in memory, or a journal's per-epoch rows.
     """
     graph = require("plotly.graph_objects", "the notebook chart")
-    view = view_of(run, list(run.idps or []))
+    view = view_of(run, _epoch_rows(run))
+    monitor = monitor_traces(view, 0)
     charts = charts_of([view])
     if not charts:
         return f"<p>Run {run.id} has no recorded epoch.</p>"
-    figure = graph.Figure(charts[0].traces)
+    loss = charts[0]
+    traces = [t for t in loss.traces if not (monitor and t["name"].endswith("wrote BEST"))]
+    for trace in (traces := [*traces, *monitor]):
+        trace["name"] = trace["name"].removeprefix(f"{view.short} ")
+    figure = graph.Figure(traces)
     figure.update_layout(
         title=f"Run {run.id}",
         template="plotly_white",
         height=380,
-        xaxis_title="epoch",
-        yaxis={"title": "loss", "type": "log" if charts[0].log else "linear"},
+        xaxis_title="epochs completed",
+        yaxis={"title": "loss", "type": "log" if loss.log else "linear"},
     )
-    return figure.to_html(full_html=False, include_plotlyjs=True)
+    return str(figure.to_html(full_html=False, include_plotlyjs=True))
+
+
+def _epoch_rows(run: NNRun) -> list[NNIterationDataPoint]:
+    """The run's records, or the last one of each epoch of a journal, without its chunks."""
+    if not run.history:
+        return list(run.idps or [])
+    from nnx.history.reading import Journal
+    from nnx.records import NNIterationDataPoint
+
+    rows = Journal.open(run.history).epochs(run.idps[-1].epoch_idx if run.idps else -1)
+    return [NNIterationDataPoint.from_state(row["last"]) for row in rows]
 
 
 def _title(views: Sequence[RunView]) -> str:
