@@ -187,6 +187,32 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path, text):
         RunConfig.from_yaml(path)
 
 
+def test_text_in_another_encoding_is_refused(tmp_path):
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"run\.yaml is not UTF-8 text"):
+        RunConfig.from_yaml(tmp_path / "run.yaml")
+
+
+def test_a_merge_gives_way_to_the_mappings_own_key():
+    params = NNTrainParams.from_yaml("<<: {seed: 3, n_epochs: 2}\nseed: 4\n")
+    assert (params.seed, params.n_epochs) == (4, 2)
+
+
+@pytest.mark.parametrize("text", ["open('x')", "((((", "a", "(" * 10_000])
+def test_a_stored_literal_is_data_only(text):
+    state = {**NNOptimParams.builder().adam(max_lr=1).build().state(), "momentum": text}
+    with pytest.raises(ValueError, match="cannot read 'momentum': .* is not a number, a list or"):
+        NNOptimParams.from_state(state)
+
+
+@pytest.mark.parametrize("transforms", ["lora", [{"name": ""}], [3]])
+def test_transforms_are_a_list_of_transforms(transforms):
+    with pytest.raises(ValueError, match="transform|Transform"):
+        RunConfig.from_state({**config().state(), "transforms": transforms})
+    with pytest.raises(ValueError, match=r"transforms\[0\] must be an NNCheckpointTransform"):
+        config(transforms=["lora"])
+
+
 def test_a_missing_file_says_so():
     with pytest.raises(FileNotFoundError, match=r"nowhere\.yaml"):
         RunConfig.from_yaml("nowhere.yaml")

@@ -127,6 +127,9 @@ def test_frozen_mappings_and_lists_cannot_change():
     assert repr(mapping) == "{'a': 1}"
     assert str(listing) == "[1, 2]"
     assert type(listing.copy()) is list
+    assert mapping | {"b": 2} == {"a": 1, "b": 2}
+    assert {"a": 0, "b": 2} | mapping == {"a": 1, "b": 2}
+    assert type(mapping.copy()) is dict
 
 
 @pytest.mark.parametrize("value", [FrozenDict({"a": (1, 2)}), FrozenList([1, (2,)])])

@@ -14,6 +14,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from nnx.utils.files import atomic_write
@@ -93,8 +94,10 @@ class YamlFile:
             where, text = "YAML text", source
         else:
             where = os.fspath(source)
-            with open(source, encoding="utf-8") as stream:
-                text = stream.read()
+            try:
+                text = Path(source).read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{where} is not UTF-8 text: {error}") from error
         state = yamlio.load(text, where)
         if cls._SECTION and isinstance(state, Mapping) and {"model", cls._SECTION} <= state.keys():
             where, state = f"{where}, section {cls._SECTION!r}", state[cls._SECTION]
@@ -140,13 +143,9 @@ class Params(YamlFile):
             field = fields[key]
             try:
                 values[field.name] = field.decode(value)
-            except _UNREADABLE as error:
+            except (ValueError, TypeError, AttributeError) as error:
                 raise ValueError(f"{cls.__name__} cannot read {key!r}: {error}") from error
         return cls(**values)
-
-
-# What decoding malformed data can raise; literals nested too deeply included.
-_UNREADABLE = (ValueError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError)
 
 
 def check_keys(owner: str, state: Any, known: Any) -> None:
@@ -200,7 +199,12 @@ def encode_enum(value: Any) -> Any:
 
 def read_literal(value: Any) -> Any:
     """A value that is stored as its ``str()`` ("[16]", "(0.9, 0.999)", "None"), or as itself."""
-    return ast.literal_eval(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise ValueError(f"{show(value)} is not a number, a list or None") from None
 
 
 def each_state(values: Any) -> list[Any]:

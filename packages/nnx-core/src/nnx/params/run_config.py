@@ -52,6 +52,8 @@ class RunConfig(YamlFile):
         if self.salt is not None:
             put(self, salt=check.text(owner, "salt", self.salt))
         put(self, transforms=tuple(self.transforms))
+        for index, transform in enumerate(self.transforms):
+            check.instance(owner, f"transforms[{index}]", transform, NNCheckpointTransform)
 
     @property
     def id(self) -> str | None:
@@ -81,6 +83,8 @@ class RunConfig(YamlFile):
         if state.get("salt") is not None:
             values["salt"] = state["salt"]
         transforms = state.get("transforms") or ()
+        if not isinstance(transforms, (list, tuple)):
+            check.refuse("RunConfig", "transforms", transforms, "a list of transforms")
         return cls(
             **values, transforms=tuple(NNCheckpointTransform.from_state(s) for s in transforms)
         )

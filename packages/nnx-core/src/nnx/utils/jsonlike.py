@@ -74,6 +74,16 @@ class FrozenDict(Mapping[K, V]):
     def __repr__(self) -> str:
         return repr(self._items)
 
+    def __or__(self, other: Mapping[K, V]) -> dict[K, V]:
+        return {**self, **other}
+
+    def __ror__(self, other: Mapping[K, V]) -> dict[K, V]:
+        return {**other, **self}
+
+    def copy(self) -> dict[K, V]:
+        """A plain dict that may change."""
+        return dict(self._items)
+
     def __copy__(self) -> FrozenDict[K, V]:
         return self
 

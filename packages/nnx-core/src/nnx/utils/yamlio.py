@@ -29,9 +29,10 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
         key = loader.construct_object(key_node, deep=True)
         try:
             repeated = key in seen
@@ -43,6 +44,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             raise yaml.constructor.ConstructorError(
                 problem=f"the key {key!r} is given twice (line {line})"
             )
+    loader.flatten_mapping(node)  # a merged key gives way to the mapping's own
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
