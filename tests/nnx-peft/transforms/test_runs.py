@@ -103,9 +103,7 @@ class TestTheRun:
 
     def test_every_checkpoint_carries_it_and_rebuilds_the_model(self, kit):
         model = adapted(kit)
-        run = model.train(
-            kit.train_params(n_epochs=8), callbacks=[ModelCheckpoint(every_n_epochs=4)]
-        )
+        run = model.train(kit.train_params(n_epochs=8), callbacks=[ModelCheckpoint(epochs=[3, 7])])
         tags = [NNCheckpoint.load(run.id, tag) for tag in Checkpoints]
         assert all(c.transforms == RECIPE.checkpoint_transforms() for c in tags)
         folder = f"runs/{run.id}/checkpoints"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnx.engine import rng
 from nnx.engine.batches import is_stateful
 from nnx.engine.topology import optimizer_topology
 from nnx.enums import Checkpoints
+from nnx.models import state_topology
 from nnx.params import NNParams
 from nnx.store import NNCheckpoint
 
@@ -55,11 +57,28 @@ def step_point(session: FitSession, step: StepRunner, *, consumed: int) -> None:
     session.updates_at_point = session.committed_updates
 
 
-def refresh_last(session: FitSession, *, before: dict[str, Any] | None) -> None:
+class NetBefore(NamedTuple):
+    """The net before a conversion: its shapes, weights, and each optimizer's parameters."""
+
+    topology: dict[str, Any]
+    weights: dict[str, Any]
+    owned: dict[str, Any]
+
+    @staticmethod
+    def of(session: FitSession) -> NetBefore:
+        net = session.model.net
+        return NetBefore(
+            topology=state_topology(net),
+            weights=copy.deepcopy(net.state_dict()),
+            owned={name: optimizer_topology(net, o) for name, o in session.optimizers.items()},
+        )
+
+
+def refresh_last(session: FitSession, *, before: NetBefore | None) -> None:
     """Write LAST again after ``on_train_end``, with what the callbacks made of the net.
 
-    ``before`` is the net's state from before the hooks when they changed its
-    topology: the state that a resume continues from. The random streams stay those
+    ``before`` is the net from before the hooks when they changed its topology: what
+    a resume continues from. The random streams stay those
     of the epoch's end, where an uninterrupted run would have gone on.
     """
     if session.committed is None:
@@ -73,7 +92,11 @@ def refresh_last(session: FitSession, *, before: dict[str, Any] | None) -> None:
     state = training_state(session, completed_epoch=session.epoch)
     state["rng_state"] = session.rng_at_end
     if before is not None:
-        state["resume_net_state"] = before
+        state["resume_net_state"] = before.weights
+        if session.trainer is None:
+            state["optimizer_topology"] = before.owned[session.primary]
+        else:
+            state["optimizer_topologies"] = before.owned
     session.writer.refresh_last(checkpoint, state)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -80,16 +79,15 @@ def _end(session: FitSession) -> None:
     before = _snapshot(session) if hooked else None
     session.dispatch("on_train_end")
     if hooked and not session.discarded:
-        changed = before is not None and state_topology(session.model.net) != before[0]
-        commit.refresh_last(session, before=before[1] if changed and before else None)
+        changed = before is not None and state_topology(session.model.net) != before.topology
+        commit.refresh_last(session, before=before if changed else None)
 
 
-def _snapshot(session: FitSession) -> tuple[Any, Any] | None:
+def _snapshot(session: FitSession) -> commit.NetBefore | None:
     """The net before callbacks that declare a topology change convert it."""
     if not any(_converts(callback) for callback in session.callbacks):
         return None
-    net = session.model.net
-    return state_topology(net), copy.deepcopy(net.state_dict())
+    return commit.NetBefore.of(session)
 
 
 def _converts(callback: Any) -> bool:

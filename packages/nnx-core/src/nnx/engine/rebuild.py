@@ -103,6 +103,15 @@ def _check_weights(model: Any, weights: Mapping[str, Any], params: Any) -> None:
             f"the checkpoint holds submodules that {params.net} does not build: {shown}; leave "
             f"them out with exclude_submodules=({shown},)"
         )
+    if not model.transforms and any(
+        key.endswith(".scales") and f"{key.removesuffix('scales')}zeros" in weights
+        for key in weights
+    ):
+        raise ValueError(
+            "the checkpoint holds weights that quantization-aware training converted, without the "
+            "record that rebuilds them. Train again with nnx.quantize.QATLifecycleCallback, whose "
+            "checkpoints carry it, or load an earlier checkpoint of that run (best, first, ...)"
+        )
     if params.builtin:
         return  # load_state_dict names what differs
     check_state_topology(model.net, weights, what=f"the module of {params.net.id}")
