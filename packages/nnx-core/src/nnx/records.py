@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from nnx.params import MonitorRecord
 
 _SCORES = ("f1", "recall", "accuracy", "precision", "loss", "error")
-_AVERAGES = ("macro", "micro", "weighted", "binary")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +95,13 @@ class NNEvaluationDataPoint:
         "binary" for the class 1); a class without a defined ratio counts 0.
         Each of ``extra_metrics`` is called once as ``fn(Y, Y_hat)``.
         """
-        scores: dict[str, Any] = _classification_scores(Y, Y_hat, average)
+        from nnx.tasks.scores import classification_scores
+
+        scores = classification_scores(Y, Y_hat, average)
+        if scores.accuracy is None:
+            raise ValueError("Y is empty: there is nothing to score")
         extra = {name: float(fn(Y, Y_hat)) for name, fn in (extra_metrics or {}).items()}
-        return NNEvaluationDataPoint(**scores, extra=extra)
+        return NNEvaluationDataPoint(**scores._asdict(), extra=extra)
 
     @staticmethod
     def mean_of(edps: list[NNEvaluationDataPoint]) -> NNEvaluationDataPoint:
@@ -263,59 +266,3 @@ def _mean(values: list[float | None]) -> float | None:
 def _mean_of_maps(maps: list[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for values in maps for name in values)
     return {n: sum(m[n] for m in maps if n in m) / sum(n in m for m in maps) for n in names}
-
-
-def _classification_scores(Y: np.ndarray, Y_hat: np.ndarray, average: str) -> dict[str, float]:
-    import numpy as np
-
-    if average not in _AVERAGES:
-        raise ValueError(f"average must be one of {', '.join(_AVERAGES)}, not {average!r}")
-    truth, guess = np.asarray(Y), np.asarray(Y_hat)
-    if truth.ndim == 2 and truth.shape[1] == 1:
-        truth = truth.reshape(-1)
-    if guess.ndim == 2 and guess.shape[1] == 1:
-        guess = guess.reshape(-1)
-    if truth.shape != guess.shape or truth.ndim not in (1, 2):
-        raise ValueError(
-            f"Y and Y_hat must both be (N,) labels or (N, L) indicators; "
-            f"got {np.shape(Y)} and {np.shape(Y_hat)}"
-        )
-    if len(truth) == 0:
-        raise ValueError("Y is empty: there is nothing to score")
-    if truth.ndim == 2:
-        truth_is, guess_is = truth.astype(bool), guess.astype(bool)
-        hits = (truth_is & guess_is).sum(0)
-        actual, claimed = truth_is.sum(0), guess_is.sum(0)
-        accuracy = float((truth_is == guess_is).all(1).mean())
-        positive = slice(None)
-    else:
-        labels, codes = np.unique(np.concatenate([truth, guess]), return_inverse=True)
-        truth_code, guess_code = np.split(codes.reshape(-1), 2)
-        width = len(labels)
-        actual = np.bincount(truth_code, minlength=width)
-        claimed = np.bincount(guess_code, minlength=width)
-        hits = np.bincount(truth_code[truth_code == guess_code], minlength=width)
-        accuracy = float((truth_code == guess_code).mean())
-        positive = labels == 1
-    if average == "binary":
-        hits, actual, claimed = hits[positive], actual[positive], claimed[positive]
-    if average in ("micro", "binary"):
-        hits, actual, claimed = (
-            hits.sum(keepdims=True),
-            actual.sum(keepdims=True),
-            claimed.sum(keepdims=True),
-        )
-    weights = actual if average == "weighted" else np.ones_like(actual)
-
-    def reduce(numerator: np.ndarray, denominator: np.ndarray) -> float:
-        ratio = np.divide(
-            numerator, denominator, out=np.zeros(len(numerator)), where=denominator != 0
-        )
-        return float((ratio * weights).sum() / weights.sum()) if weights.sum() else 0.0
-
-    return {
-        "f1": reduce(2 * hits, actual + claimed),
-        "recall": reduce(hits, actual),
-        "accuracy": accuracy,
-        "precision": reduce(hits, claimed),
-    }
