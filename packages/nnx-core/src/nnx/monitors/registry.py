@@ -40,7 +40,7 @@ class MetricAccumulator(Protocol):
         """The value over everything added; ``None`` when there is none."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class MetricDefinition:
     """A registered metric: what it reads, which direction is better, how it is made."""
 

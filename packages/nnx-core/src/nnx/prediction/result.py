@@ -24,7 +24,7 @@ class _NoClassIndicesError(PredictionValidationError, AttributeError):
     """``hasattr(result, "class_indices")`` is False for a result without them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PredictionResult:
     """Raw outputs, probabilities and decisions of N samples, with their ids.
 

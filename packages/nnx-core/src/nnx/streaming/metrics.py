@@ -29,7 +29,7 @@ class MetricMergeError(ValueError):
     """Two accumulations that describe different quantities."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class MetricSnapshot:
     """Values over ``count`` valid samples; ``unavailable`` names the metrics without one."""
 

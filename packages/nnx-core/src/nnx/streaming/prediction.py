@@ -20,7 +20,7 @@ class StreamClosedError(RuntimeError):
     """A prediction stream was used again after it was closed or iterated."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PredictionBatch:
     """One batch of ``predict()``: raw outputs, decisions and the ids of the rows."""
 

@@ -1,0 +1,279 @@
+"""One decision in a fit: BEST, the plateau schedule and early stopping agree."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from nnx import (
+    Checkpoints,
+    EarlyStopping,
+    Losses,
+    MetricSpec,
+    MonitorSpec,
+    MonitorUnavailableError,
+    Nets,
+    NNCheckpoint,
+    NNEvaluationDataPoint,
+    NNModel,
+    NNModelParams,
+    NNOptimParams,
+    NNParams,
+    NNRun,
+    NNSchedulerParams,
+    NNTrainParams,
+    Optims,
+    register_metric,
+    unregister_metric,
+)
+from torch.utils.data import DataLoader, TensorDataset
+
+NAN = math.nan
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NNX_TQDM_DISABLE", "1")
+
+
+def built(seed=0):
+    torch.manual_seed(seed)
+    return NNModel(
+        NNParams(input_dim=4, output_dim=3, hidden_dims=[8], dropout_prob=0.0),
+        NNModelParams(net=Nets.FEED_FWD, loss=Losses.CROSS_ENTROPY),
+    )
+
+
+def loader(n=40, batch_size=16, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(n, 4, generator=generator)
+    y = torch.randint(0, 3, (n,), generator=generator)
+    return DataLoader(TensorDataset(X, y), batch_size=batch_size)
+
+
+def params(**options):
+    options.setdefault("n_epochs", 4)
+    options.setdefault("train_loader", loader())
+    options.setdefault("val_loader", loader(20, seed=1))
+    options.setdefault(
+        "optim",
+        NNOptimParams(name=Optims.SGD, max_lr=0.1, weight_decay=0.0, momentum=0.0),
+    )
+    return NNTrainParams(seed=3, **options)
+
+
+NLL = MonitorSpec(metric="nll", min_delta=0.01)
+
+
+def scripted(values, **fields):
+    """An evaluator whose declared nll takes the given values, epoch by epoch."""
+
+    def step(ctx):
+        value = values[ctx.epoch_idx]
+        return NNEvaluationDataPoint(
+            loss=1.0, metrics={} if value is None else {"nll": value}, **fields
+        )
+
+    return step
+
+
+def selections(run):
+    return [r.selection for r in run.idps if r.selection is not None]
+
+
+def test_best_plateau_and_early_stopping_see_the_same_improvements():
+    values = [0.8, 0.7, 0.695, 0.71]
+    lrs = []
+    stopping = EarlyStopping(monitor=NLL, patience=2)
+    run = built().train(
+        params(
+            metrics=[MetricSpec("nll")], monitor=NLL,
+            scheduler=NNSchedulerParams(min_lr=1e-9, factor=0.5, patience=0, cooldown=0, threshold=0.9),
+        ),
+        callbacks=[stopping, lambda idps: lrs.append(idps[-1].lr)],
+        eval_step_fn=scripted(values),
+    )  # fmt: skip
+    assert [s.improved for s in selections(run)] == [True, True, False, False]
+    assert [s.value for s in selections(run)] == values
+    assert NNCheckpoint.load(run.id, Checkpoints.BEST).idp.epoch_idx == 1
+    # patience 0: the plateau cuts after epochs 2 and 3; the threshold of 0.9 is unused
+    assert lrs == [0.1, 0.1, 0.1, 0.05]
+
+    assert len(selections(run)) == 4
+
+
+def test_early_stopping_given_the_spec_stops_by_it():
+    values = [0.8, 0.7, 0.695, 0.71, 0.1, 0.1]
+    run = built().train(
+        params(n_epochs=6, metrics=[MetricSpec("nll")], monitor=NLL),
+        callbacks=[EarlyStopping(monitor=NLL, patience=2)],
+        eval_step_fn=scripted(values),
+    )
+    assert len(selections(run)) == 4
+
+
+def test_a_missing_value_decides_nothing_and_a_nonfinite_one_is_no_improvement():
+    values = [None, 0.8, NAN, None, math.inf, 0.5]
+    lrs = []
+    run = built().train(
+        params(
+            n_epochs=6, metrics=[MetricSpec("nll")], monitor=NLL,
+            scheduler=NNSchedulerParams(min_lr=1e-9, factor=0.5, patience=0, cooldown=0, threshold=0),
+        ),
+        callbacks=[lambda idps: lrs.append(idps[-1].lr)],
+        eval_step_fn=scripted(values),
+    )  # fmt: skip
+    found = selections(run)
+    assert [s.status for s in found] == ["missing", "ok", "nonfinite", "missing", "nonfinite", "ok"]
+    assert [s.improved for s in found] == [False, True, False, False, False, True]
+    assert lrs == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025]
+    assert NNCheckpoint.load(run.id, Checkpoints.BEST).idp.epoch_idx == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        ([0.5, None], {"on_missing": "error"}, "val.nll has no value in epoch 1"),
+        ([0.5, NAN], {"on_nonfinite": "error"}, "val.nll is nan in epoch 1"),
+    ],
+)
+def test_the_error_policy_ends_the_run(values, options, message):
+    monitor = MonitorSpec(metric="nll", **options)
+    with pytest.raises(MonitorUnavailableError, match=message):
+        built().train(
+            params(n_epochs=2, metrics=[MetricSpec("nll")], monitor=monitor),
+            eval_step_fn=scripted(values),
+        )
+
+
+def test_the_summary_is_of_the_whole_epoch_and_only_on_its_last_record():
+    model = built()
+    metrics = [MetricSpec("nll"), MetricSpec("accuracy"), MetricSpec("f1")]
+    run = model.train(params(metrics=metrics, n_epochs=1))
+    records = run.idps
+    assert [r.train_summary is None for r in records] == [True, True, False]
+    summary, sizes = records[-1].train_summary, [16, 16, 8]
+    weighted = sum(r.train_edp.loss * n for r, n in zip(records, sizes)) / 40
+    assert summary.loss == pytest.approx(weighted)
+    assert summary.error == pytest.approx(
+        sum(r.train_edp.error * n for r, n in zip(records, sizes)) / 40
+    )
+    assert summary.metrics["accuracy"] == pytest.approx(1 - summary.error)
+    # The unsmoothed NLL of the training outputs is their cross-entropy.
+    assert summary.metrics["nll"] == pytest.approx(summary.loss, rel=1e-6)
+    assert all(r.selection is None for r in records)
+
+
+def test_validation_metrics_are_evaluates_own():
+    model = built()
+    metrics = (
+        MetricSpec("nll"),
+        MetricSpec("brier"),
+        MetricSpec("f1", config={"average": "micro"}),
+    )
+    val = loader(20, batch_size=7, seed=1)
+    run = model.train(params(metrics=metrics, val_loader=val, n_epochs=2))
+    assert run.idps[-1].val_edp == model.evaluate(val, metrics=metrics)
+
+
+def test_summary_and_selection_come_back_from_csv_and_checkpoints():
+    monitor = MonitorSpec(metric="nll", split="train")
+    run = built().train(params(metrics=[MetricSpec("nll")], monitor=monitor))
+    loaded = NNRun.load(run.id)
+    assert loaded.idps[-1].train_summary == run.idps[-1].train_summary
+    assert loaded.idps[-1].selection == run.idps[-1].selection
+    assert loaded.idps[-1].selection.monitor.mode == "min"
+    assert loaded.train.monitor == monitor
+    last = NNCheckpoint.load(run.id, Checkpoints.LAST)
+    assert last.idp.selection == run.idps[-1].selection
+    assert last.idp.train_summary == run.idps[-1].train_summary
+
+
+def test_a_run_without_metrics_or_monitor_records_neither():
+    run = built().train(params(n_epochs=1))
+    assert all(r.train_summary is None and r.selection is None for r in run.idps)
+    columns = (open(f"runs/{run.id}/idps.csv").readline()).strip().split(",")  # noqa: SIM115
+    assert not any("summary" in c or "selection" in c for c in columns)
+
+
+def test_a_run_with_metrics_loads_without_their_registration():
+    class Half:
+        def __init__(self, config):
+            pass
+
+        def update(self, target, prediction):
+            pass
+
+        def result(self):
+            return 0.5
+
+    register_metric("test.half", 1, Half, input="labels", mode="max")
+    try:
+        run = built().train(params(metrics=[MetricSpec("test.half")], n_epochs=1))
+        assert run.idps[-1].val_edp.metrics == {"test.half": 0.5}
+    finally:
+        unregister_metric("test.half", 1)
+    loaded = NNRun.load(run.id)
+    assert loaded.train.metrics == (MetricSpec("test.half"),)
+    assert loaded.idps[-1].val_edp.metrics == {"test.half": 0.5}
+    with pytest.raises(LookupError, match=r"no metric is registered as test\.half@v1"):
+        built().train(params(metrics=[MetricSpec("test.half")], n_epochs=2))
+
+
+def test_a_monitored_run_is_never_the_best_of_all_runs(tmp_path):
+    built().train(params(monitor=MonitorSpec(), n_epochs=1))
+    assert not (tmp_path / "runs" / "best").exists()
+    built().train(params(n_epochs=1))
+    assert (tmp_path / "runs" / "best").exists()
+
+
+def resumed(run, n_epochs, values, mode="stateful"):
+    return built().train(
+        params(
+            n_epochs=n_epochs, metrics=[MetricSpec("nll")], monitor=NLL,
+            resume_from_run_id=run.id, resume_mode=mode,
+        ),
+        eval_step_fn=scripted(values),
+    )  # fmt: skip
+
+
+def test_a_resumed_run_continues_the_decision():
+    values = [0.8, 0.7, 0.695, 0.69, 0.6]
+    whole = built().train(
+        params(n_epochs=5, metrics=[MetricSpec("nll")], monitor=NLL), eval_step_fn=scripted(values)
+    )
+    first = built().train(
+        params(n_epochs=2, metrics=[MetricSpec("nll")], monitor=NLL), eval_step_fn=scripted(values)
+    )
+    second = resumed(first, 3, values)
+    decisions = [s.improved for s in selections(first)] + [s.improved for s in selections(second)]
+    assert decisions == [s.improved for s in selections(whole)] == [True, True, False, False, True]
+    assert "nnx.monitor" in second.resume_status.restored_components
+    assert NNCheckpoint.load(second.id, Checkpoints.BEST).idp.epoch_idx == 4
+
+
+def test_without_an_improvement_the_resumed_run_has_no_best():
+    values = [0.5, 0.8, 0.7, 0.6]
+    first = built().train(
+        params(n_epochs=1, metrics=[MetricSpec("nll")], monitor=NLL), eval_step_fn=scripted(values)
+    )
+    second = resumed(first, 3, values)
+    assert not any(s.improved for s in selections(second))
+    assert NNCheckpoint.load(second.id, Checkpoints.BEST) is None
+    fresh = resumed(first, 2, values, mode="weights_only")
+    assert [s.improved for s in selections(fresh)] == [True, True]
+
+
+def test_a_run_of_another_monitor_cannot_continue():
+    first = built().train(
+        params(n_epochs=1, metrics=[MetricSpec("nll")], monitor=NLL), eval_step_fn=scripted([0.5])
+    )
+    with pytest.raises(ValueError, match="monitor"):
+        built().train(
+            params(
+                n_epochs=1, monitor=MonitorSpec(metric="error"), resume_from_run_id=first.id,
+                resume_mode="stateful",
+            )
+        )  # fmt: skip
