@@ -114,10 +114,12 @@ class TestTheLayer:
             ({"r": 0}, "r must be an integer >= 1, not 0"),
             ({"r": True}, "r must be an integer"),
             ({"r": 2.0}, "r must be an integer"),
-            ({"alpha": math.nan}, "alpha must be a finite number"),
-            ({"alpha": math.inf}, "alpha must be a finite number"),
-            ({"dropout": 1.0}, r"dropout must be in \[0, 1\), not 1.0"),
-            ({"dropout": -0.1}, "dropout must be in"),
+            ({"alpha": math.nan}, "alpha must be a finite real number > 0"),
+            ({"alpha": math.inf}, "alpha must be a finite real number > 0"),
+            ({"alpha": 0.0}, "alpha must be a finite real number > 0, not 0.0"),
+            ({"alpha": -1}, "alpha must be a finite real number > 0"),
+            ({"dropout": 1.0}, "dropout must be a finite real number >= 0 and < 1, not 1.0"),
+            ({"dropout": -0.1}, "dropout must be a finite real number"),
         ],
     )
     @pytest.mark.parametrize("kind", [LoRALinear, DoRALinear])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nnx.utils import validation as check
+
 
 @dataclass(frozen=True, slots=True)
 class ComponentSpec:
@@ -22,18 +24,9 @@ class ComponentSpec:
     numbered: bool = False
 
     def __post_init__(self) -> None:
-        name: object = self.name
-        version: object = self.version
-        if not isinstance(name, str) or not name.strip():
-            raise ValueError(f"ComponentSpec.name must be a non-empty string, not {self.name!r}")
-        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-            raise ValueError(
-                f"ComponentSpec.version of {self.name!r} must be an integer >= 1, "
-                f"not {self.version!r}"
-            )
+        owner = "ComponentSpec"
+        if not check.text(owner, "name", self.name).strip():
+            check.refuse(owner, "name", self.name, "a non-empty string")
+        check.count(owner, "version", self.version)
         for field in ("required", "numbered"):
-            if not isinstance(getattr(self, field), bool):
-                raise ValueError(
-                    f"ComponentSpec.{field} of {self.name!r} must be True or False, "
-                    f"not {getattr(self, field)!r}"
-                )
+            check.flag(owner, field, getattr(self, field))

@@ -6,6 +6,7 @@ import math
 
 import torch
 from nnx.peft.base import AdaptedLayer, floating_weight
+from nnx.utils import validation as check
 from torch import nn
 
 DEFAULT = "default"  # the adapter that a wrapper is built with
@@ -13,12 +14,9 @@ DEFAULT = "default"  # the adapter that a wrapper is built with
 
 def check_hyperparameters(r: int, alpha: float, dropout: float) -> None:
     """Refuse a rank, scale or dropout outside its domain."""
-    if isinstance(r, bool) or not isinstance(r, int) or r < 1:
-        raise ValueError(f"r must be an integer >= 1, not {r!r}")
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-        raise ValueError(f"alpha must be a finite number, not {alpha!r}")
-    if not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout must be in [0, 1), not {dropout!r}")
+    check.count("LoRA", "r", r)
+    check.real("LoRA", "alpha", alpha, above=0)
+    check.real("LoRA", "dropout", dropout, at_least=0, below=1)
 
 
 class LowRank(nn.Module):
