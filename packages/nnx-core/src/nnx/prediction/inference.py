@@ -69,14 +69,22 @@ class EvaluationTotals:
         terms = supervised_terms(loss_fn, adapter, output, target)
         self._scores.add(decode_batch(loss_fn, adapter, terms.output, terms.target, terms.valid))
         self._metrics.update(terms.output, terms.target, terms.valid)
-        weight = terms.weight
-        numerator = wide(terms.loss.detach())
-        if weight is not None:  # a fully masked batch has a NaN loss and weighs nothing
-            numerator = torch.where(torch.as_tensor(weight) != 0, numerator * weight, 0)
-        self._summed = weight is None
-        self._numerator = self._numerator + numerator
-        self._denominator = self._denominator + (0 if weight is None else weight)
+        self._add_loss(terms.loss.detach(), terms.weight)
         self.batches += 1
+
+    def _add_loss(self, loss: torch.Tensor, weight: torch.Tensor | float | None) -> None:
+        self._summed = weight is None
+        numerator: torch.Tensor | float
+        if weight is None:
+            weight, numerator = 0.0, wide(loss)
+        elif loss.is_cpu:  # nothing to wait for: plain numbers are quicker than 0-d tensors
+            weight = float(weight)
+            numerator = loss.item() * weight if weight else 0.0
+        else:  # a fully masked batch has a NaN loss and weighs nothing
+            counts = torch.as_tensor(weight, device=loss.device)
+            numerator = torch.where(counts != 0, wide(loss) * counts, 0)
+        self._numerator = self._numerator + numerator
+        self._denominator = self._denominator + weight
 
     def loss(self) -> float | None:
         """The loss over everything added; ``None`` when every target was masked."""
@@ -88,7 +96,7 @@ class EvaluationTotals:
     def record(self, extra_metrics: ExtraMetrics | None = None) -> NNEvaluationDataPoint:
         """The record of everything added."""
         fields, count = self._scores.values()
-        loss = self.loss()
+        loss = self.loss() if count or not self._scores.scored else None
         adapter = self._model.task_adapter
         extra = self._scores.extra(extra_metrics) if count else {}
         if adapter is None:

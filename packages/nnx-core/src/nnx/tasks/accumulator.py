@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ class ScoreAccumulator:
         self.mode = decoding.UNSCORED
         self._counts: ClassCounts | IndicatorCounts | ErrorSums | None = None
         self._wrong: torch.Tensor | None = None
+        self._pending: list[Decoded] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray]] | None = [] if keep_arrays else None
 
     def add(self, decoded: Decoded) -> None:
@@ -37,18 +40,50 @@ class ScoreAccumulator:
                 f"the loader mixes batches scored by {self.mode} with batches scored by "
                 f"{decoded.mode}"
             )
-        valid = decoded.mask()
         if isinstance(self._counts, ClassCounts):
-            self._counts.expect(decoded.width, trusted=decoded.trusted)
-        if self._counts is not None:
-            self._counts.update(decoded.predicted, decoded.actual, valid)
+            self._add_classes(decoded)
+        elif self._counts is not None:
+            self._counts.update(decoded.predicted, decoded.actual, decoded.mask())
         if decoded.wrong is not None:
             self._wrong = decoded.wrong if self._wrong is None else self._wrong | decoded.wrong
         if self._arrays is not None:
             self._arrays.append(valid_arrays(decoded))
 
+    @property
+    def scored(self) -> bool:
+        """Whether the batches have anything to score."""
+        return self.mode != decoding.UNSCORED
+
+    def _add_classes(self, decoded: Decoded) -> None:
+        """Count a large batch at once; small ones wait, to be counted together."""
+        if len(decoded.actual) < _SMALL:
+            # The targets are copied: a loader may fill its buffer again.
+            self._pending.append(replace(decoded, actual=decoded.actual.clone()))
+            if len(self._pending) == _TOGETHER:
+                self._count_pending()
+        else:
+            self._count_pending()
+            self._count(decoded)
+
+    def _count_pending(self) -> None:
+        waiting, self._pending = self._pending, []
+        for _, run in groupby(waiting, key=_compatible):
+            same = list(run)
+            predicted, actual = (
+                torch.cat([getattr(one, name) for one in same]) for name in ("predicted", "actual")
+            )
+            masks = [one.valid for one in same if one.valid is not None]
+            valid = torch.cat(masks) if masks else None
+            self._count(replace(same[0], predicted=predicted, actual=actual, valid=valid))
+
+    def _count(self, decoded: Decoded) -> None:
+        assert isinstance(self._counts, ClassCounts)
+        self._counts.expect(decoded.width, trusted=decoded.trusted)
+        self._counts.update(decoded.predicted, decoded.actual, decoded.mask())
+
     def values(self) -> tuple[dict[str, Any], int]:
         """Record fields, and how many targets they are about."""
+        self._count_pending()
         decoding.refuse_wrong(self._wrong)
         if isinstance(self._counts, ErrorSums):
             return regression_values(*self._counts.totals())
@@ -156,6 +191,16 @@ def regression_values(squared: float, absolute: float, elements: int) -> tuple[d
     if not elements:
         return {}, 0
     return {"metrics": {"mse": squared / elements, "mae": absolute / elements}}, elements
+
+
+def _compatible(decoded: Decoded) -> tuple[Any, ...]:
+    """Batches that can be counted as one."""
+    masked = decoded.valid is not None
+    device = decoded.actual.device
+    return decoded.width, decoded.ignored, decoded.trusted, masked, device, decoded.actual.dtype
+
+
+_SMALL, _TOGETHER = 4096, 64
 
 
 def _counter(mode: str) -> ClassCounts | IndicatorCounts | ErrorSums | None:
