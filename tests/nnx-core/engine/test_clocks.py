@@ -144,7 +144,7 @@ def test_an_update_past_the_budget_stops_the_run_uncommitted(kit, kind):
     params = kit.train_params(
         n_epochs=3, scheduler=schedule(kind, total_steps=8, warmup_steps=2, max_lr=0.1)
     )
-    with pytest.raises(ValueError, match="8 steps.*update 9"):
+    with pytest.raises(ValueError, match=r"8 steps.*update 9"):
         kit.model().train(params)
     run = next(
         p.name for p in Path("runs").iterdir() if not p.name.startswith(".") and p.name != "best"
@@ -261,7 +261,7 @@ def test_an_update_clock_is_not_resumed_from_one_that_counts_epochs(kit):
     )
     first = kit.model().train(params)
     updates = schedule(Schedulers.STEP, step_size=3)
-    with pytest.raises(ComponentRestoreError, match="nnx.scheduler_clock: required"):
+    with pytest.raises(ComponentRestoreError, match=r"nnx\.scheduler_clock: required"):
         kit.model().train(resuming(dataclasses.replace(params, scheduler=updates), first))
 
 
@@ -270,5 +270,5 @@ def test_updates_past_the_budget_are_refused_at_the_resume(kit):
         n_epochs=1, scheduler=schedule(Schedulers.ONE_CYCLE, max_lr=0.1, total_steps=8)
     )
     first = kit.model().train(params)
-    with pytest.raises(ComponentRestoreError, match="8 steps.*took 6.*12"):
+    with pytest.raises(ComponentRestoreError, match=r"8 steps.*took 6.*12"):
         kit.model().train(resuming(params, first))

@@ -31,6 +31,7 @@ from nnx.params import (
     PrecisionPolicy,
     RuntimeModule,
 )
+from nnx.params.net import check_net_params
 from nnx.plugins import manager, siblings
 from nnx.plugins.registry import UnknownIdError
 from nnx.prediction import PredictionResult, PredictResult, ProbabilitySpec, inference
@@ -296,6 +297,8 @@ def _checked_params(
         raise ValueError(
             f"Nets.{params.net.name} needs net_params, an NNParams, not {type(net_params).__name__}"
         )
+    else:
+        check_net_params(params.net, net_params)
     return params
 
 

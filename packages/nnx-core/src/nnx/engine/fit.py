@@ -12,6 +12,7 @@ from nnx.engine.plan import plan_fit
 from nnx.engine.session import FitSession
 from nnx.models import state_topology
 from nnx.seeding import set_seed
+from nnx.store.paths import runs_root
 from nnx.store.writer import RunWriter
 
 if TYPE_CHECKING:
@@ -100,5 +101,9 @@ def _converts(callback: Any) -> bool:
 
 
 def _display_path(run_id: str) -> str:
-    """``runs/<id>``, relative to where the run was saved from, the same on every platform."""
-    return "/".join(("runs", run_id)).replace(os.sep, "/")
+    """Where the run is, without an absolute prefix and with the same separators everywhere."""
+    folder = runs_root(None)
+    if os.path.isabs(folder):
+        inside = os.path.relpath(folder)
+        folder = os.path.basename(folder) if inside.startswith(os.pardir) else inside
+    return f"{folder}/{run_id}".replace(os.sep, "/")
