@@ -66,11 +66,13 @@ class _LinearOperation:
         raise NotImplementedError
 
     def allocate(self, layer: nn.Linear, config: Mapping[str, Any]) -> nn.Module:
-        """The replacement, to be filled by a checkpoint; draws from no RNG."""
-        raise NotImplementedError
+        """The replacement, to be filled by a checkpoint."""
+        return self.build(layer, config)
 
+    # What the registry calls a replay: it moves no random stream.
     def __call__(self, net: nn.Module, options: Mapping[str, Any]) -> nn.Module:
-        return self._replace(net, options, self.allocate)
+        with isolated_rng():
+            return self._replace(net, options, self.allocate)
 
     def materialize(self, net: nn.Module, options: Mapping[str, Any]) -> nn.Module:
         return self._replace(net, options, self.build)
@@ -93,10 +95,6 @@ class _LoRA(_LinearOperation):
 
     def build(self, layer: nn.Linear, config: Mapping[str, Any]) -> nn.Module:
         return LoRALinear(layer, **config)
-
-    def allocate(self, layer: nn.Linear, config: Mapping[str, Any]) -> nn.Module:
-        with isolated_rng():
-            return LoRALinear(layer, **config)
 
 
 class _LowRank(_LinearOperation):
