@@ -14,6 +14,7 @@ from nnx import (
     MonitorSpec,
     NNCheckpointTransform,
     OptimizerFactorySpec,
+    ProbabilitySpec,
     RuntimeModule,
     TaskSpec,
 )
@@ -64,6 +65,14 @@ def test_a_task_of_another_version_or_with_unknown_keys_is_refused():
         TaskSpec.from_state({"kind": "multilabel", "treshold": 0.1})
     with pytest.raises(ValueError, match="lacks 'kind'"):
         TaskSpec.from_state({})
+
+
+def test_a_task_names_how_its_outputs_become_probabilities():
+    assert TaskSpec.categorical(3, labels=list("abc")).probability_spec() == ProbabilitySpec(
+        "categorical", class_axis=1, labels=("a", "b", "c")
+    )
+    assert TaskSpec.multilabel(2).probability_spec().kind == "bernoulli"
+    assert TaskSpec.regression(2).probability_spec() is None
 
 
 # -- monitors ------------------------------------------------------------------------
@@ -256,6 +265,10 @@ def test_a_transform_round_trips():
     transform = NNCheckpointTransform("nnx.lora", options={"targets": ["a"], "config": {"r": 4}})
     assert NNCheckpointTransform.from_state(transform.state()) == transform
     assert transform.version == 1
+    assert transform != "nnx.lora"
+    assert hash(transform) == hash(NNCheckpointTransform.from_state(transform.state()))
+    with pytest.raises(ValueError, match="lacks 'name'"):
+        NNCheckpointTransform.from_state({"options": {}})
     with pytest.raises(ValueError, match=r"options\.f is a callable"):
         NNCheckpointTransform("x", options={"f": len})
 

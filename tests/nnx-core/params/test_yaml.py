@@ -179,6 +179,17 @@ def test_a_mistake_is_named_with_its_file_and_the_way_out(tmp_path, old, new, me
     assert "run.yaml" in str(refusal.value)
 
 
+def test_a_run_needs_a_model_and_a_training():
+    with pytest.raises(ValueError, match="a run needs the section 'model'"):
+        RunConfig.from_yaml("train: {n_epochs: 1}\n")
+    with pytest.raises(ValueError, match="train must be an NNTrainParams when there is no trainer"):
+        RunConfig.from_yaml(BY_HAND[: BY_HAND.index("train:")])
+    with pytest.raises(ValueError, match="salt must be a non-empty string, not 3"):
+        config(salt=3)
+    with pytest.raises(ValueError, match=r"RunConfig\.train must be an NNTrainParams"):
+        config(train={"n_epochs": 1})
+
+
 @pytest.mark.parametrize("text", ["", "[1, 2]", "word"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path, text):
     path = tmp_path / "run.yaml"

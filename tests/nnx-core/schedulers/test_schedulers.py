@@ -88,6 +88,15 @@ def test_a_plateau_reads_the_params_and_a_monitor_replaces_its_rule():
     assert type(called) is lr_scheduler.ReduceLROnPlateau
 
 
+def test_a_schedule_without_steps_cannot_be_built():
+    with pytest.raises(ValueError, match="needs a horizon with steps"):
+        build_scheduler(optimizer(), params(kind=Schedulers.STEP), Horizon())
+    with pytest.raises(ValueError, match="clock must be 'epoch' for a plateau schedule"):
+        Schedulers.REDUCE_LR_ON_PLATEAU(
+            optimizer(), params(kind=Schedulers.STEP, clock="optimizer_update"), 3
+        )
+
+
 def test_two_epochs_of_five_batches_in_windows_of_two_are_six_updates():
     assert planned_updates(2, 5, 2) == 6
     p = params(kind=Schedulers.ONE_CYCLE, clock="optimizer_update")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 from nnx.utils import validation as check
 
@@ -39,6 +42,13 @@ def test_a_choice_offers_the_closest_words():
         check.choice("X", "mode", ["min"], ("min", "max"))
 
 
+def test_a_real_beyond_the_floats_is_not_finite():
+    for value in (10**400, Fraction(10**400), -(10**400)):
+        with pytest.raises(ValueError, match="finite"):
+            check.real("X", "f", value)
+    assert check.real("X", "f", 10**300) == 10**300
+
+
 class Unprintable:
     def __repr__(self):
         raise RuntimeError("no")
@@ -57,6 +67,7 @@ def test_a_refused_value_never_drowns_the_message(value):
 
 def test_flags_texts_and_instances():
     assert check.flag("X", "f", False) is False
+    assert check.flag("X", "f", np.bool_(True)) is True
     assert check.text("X", "f", "a") == "a"
     assert check.integer("X", "f", -3) == -3
     for call in (
