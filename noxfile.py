@@ -154,7 +154,8 @@ def merged(session: nox.Session, python: str) -> dict[str, str]:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Install everything and train, kill, resume and compare a real model."""
-    session.run(workspace(session), "-m", "nnx", "demo", *session.posargs, external=True)
+    options = session.posargs or ["--folder", "build/demo"]
+    session.run(workspace(session), "-m", "nnx", "demo", *options, external=True)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""The command as a person runs it: a process in a directory."""
+"""The command as a person runs it: in a directory, as a process or within this one."""
 
 from __future__ import annotations
 
@@ -6,19 +6,49 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-Nnx = Callable[..., subprocess.CompletedProcess[str]]
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Nnx = Callable[..., Outcome]
 
 
 @pytest.fixture
-def nnx(tmp_path: Path) -> Nnx:
-    """Run ``nnx`` with arguments in ``tmp_path``."""
+def nnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nnx:
+    """Run ``nnx`` with arguments in ``tmp_path``, in this process: torch is loaded once."""
+    from nnx.cli.app import build
+    from typer.testing import CliRunner
 
-    def nnx(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    for name in ("NNX_RUNS", "NNX_TQDM_DISABLE"):  # commands set them; they are put back
+        monkeypatch.setenv(name, "")
+
+    def nnx(*arguments: str) -> Outcome:
+        os.environ["NNX_RUNS"] = os.environ["NNX_TQDM_DISABLE"] = ""
+        result = CliRunner().invoke(build(), arguments, catch_exceptions=True)
+        return Outcome(result.exit_code, result.stdout, result.stderr)
+
+    return nnx
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Nnx:
+    """Run ``nnx`` with arguments in ``tmp_path``, as a process."""
+
+    def process(*arguments: str, **environment: str) -> Outcome:
+        done = subprocess.run(
             [sys.executable, "-m", "nnx", *arguments],
             cwd=tmp_path,
             env={**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1", **environment},
@@ -26,5 +56,6 @@ def nnx(tmp_path: Path) -> Nnx:
             capture_output=True,
             timeout=120,
         )
+        return Outcome(done.returncode, done.stdout, done.stderr)
 
-    return nnx
+    return process

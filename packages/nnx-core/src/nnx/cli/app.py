@@ -14,6 +14,9 @@ from nnx.plugins import manager
 # Command -> "module:function". The modules declare typer functions and are
 # imported with the application, so they import no torch, numpy or rich at module level.
 COMMANDS: dict[str, str] = {
+    "train": "nnx.cli.train:train",
+    "predict": "nnx.cli.train:predict",
+    "resume": "nnx.cli.train:resume",
     "runs": "nnx.cli.runs:runs",
     "show": "nnx.cli.runs:show",
     "verify": "nnx.cli.runs:verify",
@@ -21,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "best": "nnx.cli.runs:best",
     "rm": "nnx.cli.runs:rm",
     "gc": "nnx.cli.runs:gc",
+    "demo": "nnx.cli.demo:demo",
     "doctor": "nnx.cli.doctor:doctor",
     "plugins": "nnx.cli.plugins:plugins",
 }

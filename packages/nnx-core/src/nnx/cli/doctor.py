@@ -14,7 +14,10 @@ Section = list[tuple[str, str]]
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show versions, devices, precision support, and optional parts that are missing."""
+    """Show versions, devices and what is missing.
+
+    Missing optional parts are named with the line that installs them.
+    """
     report = {
         "versions": versions(),
         "devices": devices(),

@@ -16,6 +16,8 @@ RunsFolder = Annotated[
     ),
 ]
 
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run id, its beginning, or 'best'.")]
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 
@@ -30,6 +32,6 @@ def use_runs(folder: str | None) -> str:
 
 
 def use_quiet(quiet: bool) -> None:
-    """Switch progress bars off; tqdm reads this when it is first imported."""
+    """Switch the progress bars of this process off."""
     if quiet:
-        os.environ["TQDM_DISABLE"] = "1"
+        os.environ["NNX_TQDM_DISABLE"] = "1"

@@ -15,7 +15,10 @@ def plugins(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the plugins and what each contributes; exits 1 when one failed."""
+    """List the plugins and what they contribute.
+
+    Exits with 1 when one failed to load.
+    """
     loaded = manager.default().plugins
     if as_json:
         import json

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from nnx.cli.options import RunsFolder, use_runs
+from nnx.cli.options import RunId, RunsFolder, use_runs
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunId = Annotated[str, typer.Argument(help="A run id, the beginning of one, or 'best'.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 _RICH_ROWS = 200  # beyond that a plain table is quicker to print and to search
@@ -156,8 +155,8 @@ def compare(left: RunId, right: RunId, runs: RunsFolder = None, as_json: AsJson 
     if absent:
         print("provenance: not recorded for both")
         return
-    fields = [[f.path, f.status, _text(f.left), _text(f.right)] for f in provenance.fields]
-    _print_table(["provenance", "status", ids[0][:12], ids[1][:12]], fields)
+    rows = [[f.path, f.status, _text(f.left), _text(f.right)] for f in provenance.fields]
+    _print_table(["provenance", "status", ids[0][:12], ids[1][:12]], rows)
     print("verified equal" if provenance.verified_equal else "not verified equal")
 
 

@@ -90,13 +90,15 @@ def load_data(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
     except (
         RuntimeError,
         EOFError,
+        OSError,
         ValueError,
         KeyError,
         IndexError,
         TypeError,
         AttributeError,
     ) as e:
-        if _is_device_error(e):
+        # torch reports a cut-off archive as an OSError without a file name.
+        if _is_device_error(e) or (isinstance(e, OSError) and e.filename is not None):
             raise
         reason = str(e).split("\n")[0]
         raise ResumePointError(f"{path} is corrupted: it cannot be read ({reason})") from e

@@ -212,8 +212,7 @@ class RunWriter:
                         self._note(commit, checkpoint)
         except BaseException:
             if LAST not in commit.published:
-                with contextlib.suppress(OSError):  # readers cut at LAST in any case
-                    self._history.rollback()
+                self._history.rollback()
             raise
         finally:
             if _BEST in commit.published:

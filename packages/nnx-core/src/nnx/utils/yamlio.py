@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-_NUMBER = re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$")
+_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+")
+_FIRST = list("-+0123456789")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -48,15 +49,10 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def read_exponents(side: Any) -> None:
-    """Make a loader read, and a dumper quote, what YAML 1.2 calls a float (``1e-3``)."""
-    side.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
-
-
-read_exponents(_Loader)
-read_exponents(_Dumper)
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(f"^{_NUMBER.pattern}$"), _FIRST
+    )
 
 
 def _string(dumper: _Dumper, text: str) -> yaml.ScalarNode:

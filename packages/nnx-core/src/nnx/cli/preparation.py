@@ -1,0 +1,354 @@
+"""From columns of text to tensors: fitted once on the training rows, stored with the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nnx.cli.table import Table, TableError, is_missing, number, unknown_column
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from nnx.preprocessing import Standardizer
+
+FORMAT = "nnx.table/1"
+# A column of text with more distinct values than this is rather a name than a category.
+MOST_CATEGORIES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One input column. ``categories`` is ``None`` for numbers.
+
+    ``fill`` replaces missing and unparsable cells; ``None`` refuses them.
+    """
+
+    name: str
+    categories: tuple[str, ...] | None = None
+    fill: float | str | None = None
+
+    @property
+    def width(self) -> int:
+        """Inputs of the network that this column takes: one, or one per category."""
+        return 1 if self.categories is None else len(self.categories)
+
+    def encode(self, table: Table) -> np.ndarray:
+        """The column as float64 of shape (rows, width); refuses what it cannot read."""
+        import numpy as np
+
+        if self.categories is None:
+            return self.read(table)[:, None]
+        encoded = np.zeros((len(table), self.width), dtype=np.float64)
+        encoded[np.arange(len(table)), self.read(table)] = 1.0
+        return encoded
+
+    def read(self, table: Table) -> np.ndarray:
+        """The numbers of a column, or the positions of its categories, of shape (rows,)."""
+        import numpy as np
+
+        cells = table.column(self.name)
+        if self.categories is None:
+            numbers = [self._number(cell) for cell in cells]
+            bad = [row for row, value in enumerate(numbers) if value is None]
+            read = np.array(numbers, dtype=np.float64)
+        else:
+            place = {category: index for index, category in enumerate(self.categories)}
+            read = np.array([place.get(self._category(cell), -1) for cell in cells])
+            bad = np.flatnonzero(read < 0).tolist()
+        if bad:
+            raise TableError(self._refusal(table, bad))
+        return read
+
+    def _number(self, cell: str) -> float | None:
+        value = None if is_missing(cell) else number(cell)
+        return self.fill if value is None and isinstance(self.fill, float) else value
+
+    def _category(self, cell: str) -> str:
+        return self.fill if is_missing(cell) and isinstance(self.fill, str) else cell
+
+    def _refusal(self, table: Table, bad: Sequence[int]) -> str:
+        cell = table.columns[self.name][bad[0]]
+        more = f" (and {len(bad) - 1} more in this column)" if len(bad) > 1 else ""
+        where = f"{table.place(bad[0], self.name)}: "
+        if is_missing(cell):
+            return (
+                f"{where}the value is missing{more}. Fill it in, train with --impute, "
+                f"or leave the column out with --drop {self.name}"
+            )
+        if self.categories is None:
+            return (
+                f"{where}{cell!r} is not a number{more}. Mend the cell, train with --impute, "
+                f"or read the column as categories with --categorical {self.name}"
+            )
+        known = ", ".join(map(repr, self.categories[:8]))
+        dots = ", ..." if len(self.categories) > 8 else ""
+        return f"{where}{cell!r} is not a category seen in training{more}. Known: {known}{dots}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The column to predict: classes by name, or a number (``labels`` is ``None``)."""
+
+    name: str
+    labels: tuple[str, ...] | None = None
+    standardizer: Standardizer | None = None
+
+    def encode(self, table: Table) -> torch.Tensor:
+        """Class indices, int64 of shape (rows,); or standardized numbers, (rows, 1)."""
+        import numpy as np
+        import torch
+
+        cells = table.column(self.name)
+        _refuse_missing_target(table, self.name)
+        if self.labels is None:
+            values = _target_numbers(table, self.name)
+            assert self.standardizer is not None
+            return self.standardizer.transform(np.array(values)[:, None])
+        place = {label: index for index, label in enumerate(self.labels)}
+        for row, cell in enumerate(cells):
+            if cell not in place:
+                raise TableError(
+                    f"{table.place(row, self.name)}: {cell!r} is not a class seen in training. "
+                    f"Known: {', '.join(map(repr, self.labels))}"
+                )
+        return torch.tensor([place[cell] for cell in cells])
+
+    def restore(self, outputs: np.ndarray) -> np.ndarray:
+        """Standardized predictions of a number in the units of the table."""
+        import numpy as np
+
+        assert self.standardizer is not None
+        scaled = outputs.astype(np.float64) * self.standardizer.scale[0]
+        restored: np.ndarray = scaled + self.standardizer.mean[0]
+        return restored
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What was learned from the training rows; ``state()`` is JSON."""
+
+    features: tuple[Feature, ...]
+    target: Target
+    standardizer: Standardizer | None  # of the numeric columns, None when there are none
+
+    @property
+    def width(self) -> int:
+        """Inputs of the network."""
+        return sum(feature.width for feature in self.features)
+
+    def inputs(self, table: Table) -> torch.Tensor:
+        """The prepared features: float32 of shape (rows, width); numbers come first."""
+        import torch
+
+        for feature in self.features:
+            if feature.name not in table.columns:
+                raise TableError(
+                    f"{unknown_column(table, feature.name)}, which the run was trained on"
+                )
+        numeric = [f.encode(table) for f in self.features if f.categories is None]
+        blocks = [torch.from_numpy(f.encode(table)) for f in self.features if f.categories]
+        if numeric:
+            assert self.standardizer is not None
+            blocks.insert(0, self.standardizer.transform(_beside(numeric)))
+        return torch.cat([block.to(torch.float32) for block in blocks], dim=1)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "features": [
+                {
+                    "name": f.name,
+                    "categories": None if f.categories is None else list(f.categories),
+                    "fill": f.fill,
+                }
+                for f in self.features
+            ],
+            "target": {
+                "name": self.target.name,
+                "labels": None if self.target.labels is None else list(self.target.labels),
+                "standardizer": _state(self.target.standardizer),
+            },
+            "standardizer": _state(self.standardizer),
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Preparation:
+        if state.get("format") != FORMAT:
+            raise ValueError(f"the preparation has format {state.get('format')!r}, not {FORMAT!r}")
+        target = state["target"]
+        return Preparation(
+            features=tuple(
+                Feature(f["name"], _tuple(f["categories"]), f["fill"]) for f in state["features"]
+            ),
+            target=Target(
+                target["name"], _tuple(target["labels"]), _standardizer(target["standardizer"])
+            ),
+            standardizer=_standardizer(state["standardizer"]),
+        )
+
+
+def fit(
+    table: Table,
+    *,
+    target: str,
+    rows: Sequence[int],
+    regression: bool = False,
+    impute: bool = False,
+    drop: Iterable[str] = (),
+    numeric: Iterable[str] = (),
+    categorical: Iterable[str] = (),
+) -> Preparation:
+    """Learn columns, categories, fills and scales; statistics come from ``rows`` only.
+
+    A column is numeric when most of its present cells are numbers. Categories
+    are those of the whole table, since a schema is no statistic.
+    """
+    from nnx.preprocessing import Standardizer
+
+    drop, numeric, categorical = set(drop), set(numeric), set(categorical)
+    for name in (target, *sorted(drop | numeric | categorical)):
+        table.column(name)
+    names = [name for name in table.columns if name != target and name not in drop]
+    if not names:
+        raise TableError(f"{table.path} has no column beside the target {target!r} to learn from")
+    features = []
+    for name in names:
+        as_number = name in numeric or (name not in categorical and _mostly_numbers(table, name))
+        make = _numeric_feature if as_number else _categorical_feature
+        features.append(make(table, name, rows, impute, asked=name in categorical))
+    features.sort(key=lambda feature: feature.categories is not None)  # stable: numbers first
+    read = {feature.name: feature.read(table) for feature in features}  # refuses every bad cell
+    numbers = [read[f.name][:, None] for f in features if f.categories is None]
+    standardizer = Standardizer.fit(_beside(numbers), rows=rows) if numbers else None
+    return Preparation(tuple(features), _fit_target(table, target, rows, regression), standardizer)
+
+
+def class_labels(table: Table, target: str) -> tuple[str, ...]:
+    """The classes of a target column, numbers in numeric order; refuses a target of one."""
+    _refuse_missing_target(table, target)
+    found = set(table.column(target))
+    if len(found) < 2:
+        raise TableError(
+            f"{table.path}: the target {target!r} has one class, {found.pop()!r}, in all rows; "
+            "a classifier needs at least two"
+        )
+    numbers = {label: number(label) for label in found}
+    if all(value is not None for value in numbers.values()):
+        distinct, whole = len(found), all(float(v or 0).is_integer() for v in numbers.values())
+        if distinct > 20 and (not whole or distinct > len(table) / 2):
+            raise TableError(
+                f"{table.path}: the target {target!r} has {distinct} distinct numbers in "
+                f"{len(table)} rows; to predict a number pass --regression"
+            )
+        return tuple(sorted(found, key=lambda label: numbers[label] or 0.0))
+    if len(found) > max(MOST_CATEGORIES, len(table) // 2):
+        raise TableError(
+            f"{table.path}: the target {target!r} has {len(found)} distinct values in "
+            f"{len(table)} rows, so it names rows rather than classes; choose another target"
+        )
+    return tuple(sorted(found))
+
+
+def _fit_target(table: Table, name: str, rows: Sequence[int], regression: bool) -> Target:
+    import numpy as np
+
+    from nnx.preprocessing import Standardizer
+
+    if not regression:
+        return Target(name, class_labels(table, name))
+    _refuse_missing_target(table, name)
+    values = np.array(_target_numbers(table, name))[:, None]
+    if np.ptp(values) == 0:
+        raise TableError(
+            f"{table.path}: the target {name!r} is {values[0, 0]:g} in all rows; "
+            "there is nothing to predict"
+        )
+    return Target(name, None, Standardizer.fit(values, rows=rows))
+
+
+def _numeric_feature(
+    table: Table, name: str, rows: Sequence[int], impute: bool, *, asked: bool
+) -> Feature:
+    if not impute:
+        return Feature(name)
+    import statistics
+
+    cells = table.columns[name]
+    present = [v for row in rows if (v := number(cells[row])) is not None]
+    if not present:
+        raise TableError(
+            f"{table.path}: the column {name!r} has no number in the training rows, so its "
+            f"missing cells cannot be filled; leave it out with --drop {name}"
+        )
+    return Feature(name, fill=statistics.median(present))
+
+
+def _categorical_feature(
+    table: Table, name: str, rows: Sequence[int], impute: bool, *, asked: bool
+) -> Feature:
+    cells = table.columns[name]
+    categories = tuple(sorted({cell for cell in cells if not is_missing(cell)}))
+    if len(categories) > MOST_CATEGORIES and not asked:
+        raise TableError(
+            f"{table.path}: the column {name!r} has {len(categories)} distinct values in "
+            f"{len(table)} rows. Leave it out with --drop {name}, or keep them all with "
+            f"--categorical {name}"
+        )
+    present = Counter(cells[row] for row in rows if not is_missing(cells[row]))
+    if not present:
+        raise TableError(
+            f"{table.path}: the column {name!r} has no value in the training rows; "
+            f"leave it out with --drop {name}"
+        )
+    most = min(present, key=lambda category: (-present[category], category))
+    return Feature(name, categories, most if impute else None)
+
+
+def _mostly_numbers(table: Table, name: str) -> bool:
+    present = [cell for cell in table.columns[name] if not is_missing(cell)]
+    return sum(number(cell) is not None for cell in present) * 2 > len(present)
+
+
+def _refuse_missing_target(table: Table, name: str) -> None:
+    for row, cell in enumerate(table.column(name)):
+        if is_missing(cell):
+            raise TableError(
+                f"{table.place(row, name)}: the target is missing. A target is never imputed: "
+                "fill it in or remove the row"
+            )
+
+
+def _target_numbers(table: Table, name: str) -> list[float]:
+    values = []
+    for row, cell in enumerate(table.column(name)):
+        value = number(cell)
+        if value is None:
+            raise TableError(
+                f"{table.place(row, name)}: {cell!r} is not a number, which --regression needs"
+            )
+        values.append(value)
+    return values
+
+
+def _beside(columns: list[np.ndarray]) -> np.ndarray:
+    import numpy as np
+
+    return np.concatenate(columns, axis=1)
+
+
+def _tuple(values: list[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _state(standardizer: Standardizer | None) -> dict[str, Any] | None:
+    return None if standardizer is None else standardizer.state()
+
+
+def _standardizer(state: Mapping[str, Any] | None) -> Standardizer | None:
+    from nnx.preprocessing import Standardizer
+
+    return None if state is None else Standardizer.from_state(state)

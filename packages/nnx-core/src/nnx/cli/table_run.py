@@ -1,0 +1,262 @@
+"""A run on a table: the data of a training, and how a stored run finds it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from nnx.callbacks import Callback, EarlyStopping
+from nnx.cli import preparation as prepare
+from nnx.cli.preparation import Preparation
+from nnx.cli.screen import sections
+from nnx.cli.source import Source, split_rows
+from nnx.cli.table import Table, read_table
+from nnx.data_splits import SplitIndices
+from nnx.enums import Checkpoints, Devices, Losses, Nets
+from nnx.nn_model import NNModel
+from nnx.params import NNModelParams, NNOptimParams, NNParams, NNTrainParams, RunConfig, TaskSpec
+from nnx.seeding import set_seed
+from nnx.store.checkpoint import NNCheckpoint
+from nnx.store.paths import RunPaths
+from nnx.utils.files import atomic_write
+from nnx.utils.identity import hash_file
+from nnx.utils.validation import close
+
+FORMAT = "nnx.table-run/1"
+FILE = "table.json"
+
+
+class _KeepTable(Callback):
+    """Writes ``table.json`` into the run before its first epoch is committed."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
+    def on_epoch_end(self, ctx: Any) -> None:
+        path = table_file(ctx.run.id)
+        if not path.exists():
+            with atomic_write(path) as stream:
+                json.dump(self._state, stream, indent=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A table that is ready to train on."""
+
+    source: Source
+    digest: str
+    table: Table
+    split: SplitIndices
+    preparation: Preparation
+
+    @staticmethod
+    def open(source: Source, stored: Preparation | None = None) -> Job:
+        """Read, split and prepare; every refusal of the data happens here."""
+        table = read_table(source.path, delimiter=source.delimiter)
+        table.column(source.target)
+        digest = str(hash_file(source.path).value)
+        split = split_rows(source, table)
+        drop = [*source.drop, *([source.split_column] if source.split_column else [])]
+        fitted = stored or prepare.fit(
+            table, target=source.target, rows=split.train, regression=source.regression,
+            impute=source.impute, drop=drop, numeric=source.numeric,
+            categorical=source.categorical,
+        )  # fmt: skip
+        return Job(source, digest, table, split, fitted)
+
+    def configure(
+        self, *, epochs: int, hidden: str, learning_rate: float, dropout: float, seed: int,
+        device: str,
+    ) -> tuple[NNModel, NNTrainParams]:  # fmt: skip
+        """The model and training of the command's own options."""
+        labels = self.preparation.target.labels
+        task = TaskSpec.regression(1) if labels is None else TaskSpec.categorical(labels=labels)
+        set_seed(seed)  # of the initial weights; training seeds itself
+        model = NNModel(
+            net_params=NNParams(
+                input_dim=self.preparation.width,
+                output_dim=1 if labels is None else len(labels),
+                hidden_dims=_sizes(hidden),
+                dropout_prob=dropout,
+            ),
+            params=NNModelParams(
+                net=Nets.FEED_FWD,
+                device=_device(device),
+                loss=Losses.CROSS_ENTROPY if labels else Losses.MEAN_SQUARED_ERROR,
+                task=task,
+            ),
+        )
+        optim = NNOptimParams.builder().adam(max_lr=learning_rate).build()
+        return model, NNTrainParams(n_epochs=epochs, optim=optim, seed=seed)
+
+    def configured_by(
+        self, config: str, *, epochs: int | None, learning_rate: float | None, seed: int | None
+    ) -> tuple[NNModel, NNTrainParams, str | None]:
+        """The model and training of a ``run.yaml``, with what was given beside it."""
+        if not Path(config).exists():
+            raise FileNotFoundError(f"{config}: no such file")
+        stored = RunConfig.from_yaml(Path(config))
+        net, params = stored.net, stored.train
+        if stored.model.net is not Nets.FEED_FWD or net is None or params is None:
+            raise ValueError(
+                f"{config} is not the run of a feed-forward network; nnx train reads only those"
+            )
+        labels = self.preparation.target.labels
+        outputs = 1 if labels is None else len(labels)
+        for what, has, needs in (
+            ("inputs", net.input_dim, self.preparation.width),
+            ("outputs", net.output_dim, outputs),
+        ):
+            if has != needs:
+                raise ValueError(
+                    f"the network of {config} has {has} {what}, but {self.source.path} needs "
+                    f"{needs}; train without --config, or on a table of the same columns"
+                )
+        changes: dict[str, Any] = {"resume_from_run_id": None, "parent_run_id": None}
+        if epochs is not None:
+            changes["n_epochs"] = epochs
+        if seed is not None:
+            changes["seed"] = seed
+        if learning_rate is not None:
+            changes["optim"] = dataclasses.replace(params.optim, max_lr=learning_rate)
+        params = dataclasses.replace(params, **changes)
+        if params.seed is not None:
+            set_seed(params.seed)
+        return NNModel(net_params=net, params=stored.model), params, stored.salt
+
+    def loaders(self, device: torch.device) -> tuple[Any, Any, Any]:
+        """Training (shuffled), validation and test loaders; ``None`` for an empty split."""
+        inputs = self.preparation.inputs(self.table).to(device)
+        targets = self.preparation.target.encode(self.table).to(device)
+
+        def loader(rows: Sequence[int], size: int, *, shuffle: bool) -> Any:
+            if not rows:
+                return None
+            chosen = torch.tensor(rows, device=device)
+            data = TensorDataset(inputs[chosen], targets[chosen])
+            return DataLoader(data, batch_size=size, shuffle=shuffle)
+
+        return (
+            loader(self.split.train, self.source.batch_size, shuffle=True),
+            loader(self.split.validation, 4096, shuffle=False),
+            loader(self.split.test, 4096, shuffle=False),
+        )
+
+    def train(
+        self, model: NNModel, params: NNTrainParams, *, salt: str | None, overwrite: bool = False
+    ) -> str:
+        """Train, test, and say where everything is; the run's id."""
+        training, validation, test = self.loaders(model.device)
+        params = dataclasses.replace(
+            params, train_loader=training, val_loader=validation,
+            data_id=self.source.identity(self.digest), overwrite_existing=overwrite,
+        )  # fmt: skip
+        callbacks: list[Any] = [_KeepTable(self.state())]
+        if self.source.patience is not None:
+            callbacks.append(EarlyStopping(patience=self.source.patience))
+            salt = salt or f"patience={self.source.patience}"
+        run = model.train(params, callbacks=callbacks, salt=salt)
+        self._report(run, test)
+        return str(run.id)
+
+    def state(self) -> dict[str, Any]:
+        """What ``table.json`` holds."""
+        source = {**self.source.state(), "path": os.path.abspath(self.source.path)}
+        return {
+            "format": FORMAT, "source": source, "content": self.digest,
+            "preparation": self.preparation.state(),
+        }  # fmt: skip
+
+    def _report(self, run: Any, test: Any) -> None:
+        folder = RunPaths.of(run.id).dir
+        counts = [
+            f"{len(getattr(self.split, name))} {name}" for name in ("train", "validation", "test")
+        ]
+        report = {
+            "data": [
+                ("file", self.source.path),
+                ("rows", ", ".join(counts)),
+                (
+                    "inputs",
+                    f"{self.preparation.width} from {len(self.preparation.features)} columns",
+                ),
+            ],
+            "test, best checkpoint": list(self.scores(run.id, "best", test)) if test else [],
+            "where": [
+                ("run", run.id),
+                ("folder", folder),
+                ("history", f"nnx show {run.id[:8]}"),
+                ("predict", f"nnx predict {run.id[:8]} DATA.csv"),
+            ],
+        }
+        sections({title: rows for title, rows in report.items() if rows})
+
+    def scores(self, run_id: str, tag: str, loader: Any) -> list[tuple[str, str]]:
+        """What a checkpoint scores on a loader, in the table's units."""
+        model = load_model(run_id, tag)
+        record = model.evaluate(loader)
+        if self.preparation.target.labels is not None:
+            named = ("accuracy", "f1", "precision", "recall", "loss")
+            return [(n, f"{getattr(record, n):.4f}") for n in named]
+        standardizer = self.preparation.target.standardizer
+        assert standardizer is not None
+        scale = standardizer.scale[0]
+        wanted = torch.cat([batch[1] for batch in loader]).cpu().double()
+        found = torch.from_numpy(model.predict(loader).logits).double()
+        error = (found - wanted) * scale
+        spread = ((wanted - wanted.mean()) ** 2).sum()
+        unexplained = ((found - wanted) ** 2).sum() / spread if spread else torch.tensor(torch.nan)
+        return [
+            ("root mean squared error", f"{error.square().mean().sqrt():.4g}"),
+            ("mean absolute error", f"{error.abs().mean():.4g}"),
+            ("R2", f"{1 - unexplained:.4f}"),
+        ]
+
+
+def load_model(run_id: str, tag: str) -> NNModel:
+    """The model of a run's checkpoint."""
+    tags = [member.value for member in Checkpoints]
+    if tag not in tags:
+        raise ValueError(
+            f"no checkpoint is called {tag!r}{close(tag, tags)} One of {', '.join(tags)}"
+        )
+    found = NNCheckpoint.load(run_id, Checkpoints(tag))
+    if found is None:
+        raise FileNotFoundError(f"run {run_id} has no checkpoint {tag!r}")
+    return NNModel.from_checkpoint(found)
+
+
+def table_file(run_id: str) -> Path:
+    """Where a run keeps what it knows of its table."""
+    return Path(RunPaths.of(run_id).dir) / FILE
+
+
+def _sizes(hidden: str) -> list[int] | None:
+    words = [word.strip() for word in hidden.split(",")]
+    if words in (["none"], [""]):
+        return None
+    if not all(word.isdigit() and int(word) > 0 for word in words):
+        raise ValueError(f"--hidden is sizes such as 64,32, or none; not {hidden!r}")
+    return [int(word) for word in words]
+
+
+def _device(name: str) -> Devices:
+    known = [member.value for member in Devices]
+    if name not in known:
+        raise ValueError(f"--device is one of {', '.join(known)}, not {name!r}")
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not available[name]:
+        raise ValueError(f"--device {name}: this machine has none; nnx doctor shows the devices")
+    return Devices(name)

@@ -1,0 +1,145 @@
+"""``nnx train``, ``nnx predict`` and ``nnx resume``: tables in, runs and predictions out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nnx.cli.options import Quiet, RunId, RunsFolder, use_quiet, use_runs
+
+DataFile = Annotated[str, typer.Argument(metavar="DATA.csv", help="A CSV file with a header.")]
+
+
+def train(
+    data: DataFile,
+    target: Annotated[str, typer.Option("--target", help="The column to predict.")],
+    regression: Annotated[
+        bool, typer.Option("--regression", help="Predict a number instead of a class.")
+    ] = False,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="RUN.yaml", help="Train a stored run's configuration."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 50]")] = None,
+    hidden: Annotated[
+        str | None,
+        typer.Option(help="Sizes of the hidden layers, or 'none'.  [default: 64,64]"),
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of Adam.  [default: 0.001]")] = None,
+    dropout: Annotated[float | None, typer.Option(help="Dropout.  [default: 0]")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows per update.")] = 32,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after this many epochs without improvement.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of training.  [default: 0]")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps.  [default: cpu]")] = None,
+    validation: Annotated[float, typer.Option(help="Share of the rows to validate on.")] = 0.15,
+    test: Annotated[float, typer.Option(help="Share of the rows to test on.")] = 0.15,
+    split_seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
+    split_column: Annotated[
+        str | None,
+        typer.Option(help="A column that says train, validation or test.", metavar="COLUMN"),
+    ] = None,
+    impute: Annotated[
+        bool, typer.Option("--impute", help="Fill missing cells from the training rows.")
+    ] = False,
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Leave a column out.")
+    ] = None,
+    numeric: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Read a column as numbers.")
+    ] = None,
+    categorical: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Read a column as categories.")
+    ] = None,
+    delimiter: Annotated[str, typer.Option(help="Between the cells.")] = ",",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a run of the same configuration.")
+    ] = False,
+    runs: RunsFolder = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a network on a CSV file and test it.
+
+    Columns that hold mostly numbers are standardized, the others become one
+    input per category; what is fitted is fitted on the training rows alone
+    and stored with the run.
+    """
+    use_runs(runs)
+    use_quiet(quiet)
+    from nnx.cli import table_run
+    from nnx.cli.source import Source
+
+    source = Source(
+        path=data, target=target, regression=regression, delimiter=delimiter, impute=impute,
+        drop=tuple(drop or ()), numeric=tuple(numeric or ()), categorical=tuple(categorical or ()),
+        validation=validation, test=test, split_seed=split_seed, split_column=split_column,
+        batch_size=batch_size, patience=patience,
+    )  # fmt: skip
+    job = table_run.Job.open(source)
+    if config is None:
+        model, params = job.configure(
+            epochs=50 if epochs is None else epochs,
+            hidden="64,64" if hidden is None else hidden,
+            learning_rate=0.001 if learning_rate is None else learning_rate,
+            dropout=0.0 if dropout is None else dropout,
+            seed=0 if seed is None else seed,
+            device=device or "cpu",
+        )
+        salt = None
+    else:
+        given = {"--hidden": hidden, "--dropout": dropout, "--device": device}
+        for option, value in given.items():
+            if value is not None:
+                raise ValueError(f"{option} cannot be given with --config, which says it")
+        model, params, salt = job.configured_by(
+            config, epochs=epochs, learning_rate=learning_rate, seed=seed
+        )
+    job.train(model, params, salt=salt, overwrite=overwrite)
+
+
+def predict(
+    run: RunId,
+    data: DataFile,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Write here instead of to the terminal.")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(help="best, last, first, q1, q2 or q3.")] = "best",
+    delimiter: Annotated[str, typer.Option(help="Between the cells.")] = ",",
+    runs: RunsFolder = None,
+) -> None:
+    """Predict the rows of a CSV file with a run.
+
+    The run must be one that nnx train made. The columns are prepared as they
+    were for its training.
+    """
+    use_runs(runs)
+    from nnx.cli import stored_run
+
+    stored_run.predict(run, data, checkpoint=checkpoint, output=output, delimiter=delimiter)
+
+
+def resume(
+    run: RunId,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Train this many more, instead of up to what was planned."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DATA.csv", help="Where the data is now, if it was moved."),
+    ] = None,
+    runs: RunsFolder = None,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run from its last committed epoch.
+
+    The continuation is a run of its own, which names its parent. It needs the
+    file that the run was trained on, unchanged.
+    """
+    use_runs(runs)
+    use_quiet(quiet)
+    from nnx.cli import stored_run
+
+    stored_run.resume(run, epochs=epochs, data=data)

@@ -1,0 +1,402 @@
+"""Train on a table, predict, resume; and what is refused before a run exists."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import accuracy_score, mean_squared_error
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+Nnx = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real tables: a classification and a regression."""
+    folder = tmp_path_factory.mktemp("tables")
+    cancer, diabetes = load_breast_cancer(), load_diabetes(scaled=False)
+    write(
+        folder / "cancer.csv",
+        [*cancer.feature_names, "diagnosis"],
+        ([*row, cancer.target_names[y]] for row, y in zip(cancer.data.tolist(), cancer.target)),
+    )
+    write(
+        folder / "diabetes.csv",
+        [*diabetes.feature_names, "progression"],
+        ([*row, y] for row, y in zip(diabetes.data.tolist(), diabetes.target.tolist())),
+    )
+    return folder
+
+
+def write(path: Path, header: list[str], rows: object) -> None:
+    with open(path, "w", newline="") as stream:
+        csv.writer(stream).writerow(header)
+        csv.writer(stream).writerows(rows)  # type: ignore[arg-type]
+
+
+def records(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.fixture
+def here(tmp_path: Path, tables: Path) -> Path:
+    for table in tables.iterdir():
+        shutil.copy(table, tmp_path)
+    return tmp_path
+
+
+def run_ids(here: Path, folder: str = "runs") -> list[str]:
+    return sorted(
+        p.parent.name for p in (here / folder).glob("*/run.yaml") if not p.parent.is_symlink()
+    )
+
+
+def only_run(here: Path) -> str:
+    (found,) = run_ids(here)
+    return found
+
+
+def test_a_classifier_is_trained_tested_and_used(here: Path, nnx: Nnx) -> None:
+    trained = nnx("train", "cancer.csv", "--target", "diagnosis", "--epochs", "20")
+    assert trained.returncode == 0, trained.stderr
+    run = only_run(here)
+    shown = {
+        line.split("  ")[1].strip(): line.split()[-1]
+        for line in trained.stdout.splitlines()
+        if line.startswith("  ")
+    }
+    assert shown["run"] == run
+    assert float(shown["accuracy"]) > 0.9
+
+    predicted = nnx("predict", run[:6], "cancer.csv")
+    assert predicted.returncode == 0, predicted.stderr
+    rows = list(csv.DictReader(io.StringIO(predicted.stdout)))
+    truth = [row["diagnosis"] for row in records(here / "cancer.csv")]
+    assert list(rows[0]) == ["predicted diagnosis", "probability benign", "probability malignant"]
+    found = [row["predicted diagnosis"] for row in rows]
+    # A network on standardized columns is as good as the linear model of scikit-learn.
+    data = load_breast_cancer()
+    linear = make_pipeline(StandardScaler(), LogisticRegression()).fit(data.data, data.target)
+    assert accuracy_score(truth, found) > linear.score(data.data, data.target) - 0.03
+    for row in rows:
+        chances = [float(row["probability benign"]), float(row["probability malignant"])]
+        assert sum(chances) == pytest.approx(1, abs=2e-6)
+        assert row["predicted diagnosis"] == ["benign", "malignant"][int(np.argmax(chances))]
+
+
+def test_predictions_are_those_of_the_checkpoint_on_inputs_prepared_once(
+    here: Path, nnx: Nnx
+) -> None:
+    nnx("train", "cancer.csv", "--target", "diagnosis", "--epochs", "2", "--hidden", "8")
+    run = only_run(here)
+    assert (
+        nnx("predict", run, "cancer.csv", "--checkpoint", "last", "-o", "out.csv").returncode == 0
+    )
+    found = np.array([list(row.values())[1:] for row in records(here / "out.csv")], dtype=float)
+
+    stored = json.loads((here / "runs" / run / "table.json").read_text())["preparation"]
+    mean, scale = stored["standardizer"]["mean"], stored["standardizer"]["scale"]
+    inputs = (load_breast_cancer().data - mean) / scale
+    state = torch.load(here / "runs" / run / "checkpoints" / "last.pt", weights_only=True)
+    weights = state.get("net_state", state)
+    x = torch.from_numpy(inputs).float()
+    hidden = torch.nn.functional.leaky_relu(
+        x @ weights["layers.0.weight"].T + weights["layers.0.bias"]
+    )
+    logits = hidden @ weights["layers.1.weight"].T + weights["layers.1.bias"]
+    np.testing.assert_allclose(found, logits.softmax(1).numpy(), atol=2e-6)
+
+
+def test_a_number_is_predicted_in_the_units_of_the_table(here: Path, nnx: Nnx) -> None:
+    trained = nnx(
+        "train", "diabetes.csv", "--target", "progression", "--regression", "--epochs", "30"
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert "root mean squared error" in trained.stdout
+    rows = list(csv.DictReader(io.StringIO(nnx("predict", only_run(here), "diabetes.csv").stdout)))
+    found = [float(row["predicted progression"]) for row in rows]
+    data = load_diabetes(scaled=False)
+    linear = make_pipeline(StandardScaler(), Ridge()).fit(data.data, data.target)
+    reference = mean_squared_error(data.target, linear.predict(data.data))
+    assert mean_squared_error(data.target, found) < 1.15 * reference
+
+
+def test_categories_missing_cells_and_a_split_column(here: Path, nnx: Nnx) -> None:
+    rng = np.random.default_rng(0)
+    rows = []
+    for n in range(120):
+        colour = ["red", "green", "blue"][n % 3]
+        size = "" if n == 7 else f"{rng.normal():.3f}"
+        part = ["train", "train", "val", "test"][n // 30]
+        rows.append([colour, size, part, "warm" if colour == "red" else "cold"])
+    write(here / "colours.csv", ["colour", "size", "part", "feel"], rows)
+    arguments = ["train", "colours.csv", "--target", "feel", "--split-column", "part"]
+    refused = nnx(*arguments)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(
+        "nnx: colours.csv, row 8 (line 9), column 'size': the value is missing."
+    )
+    assert not (here / "runs").exists()
+    trained = nnx(*arguments, "--impute", "--epochs", "40", "--learning-rate", "0.01")
+    assert trained.returncode == 0, trained.stderr
+    assert "60 train, 30 validation, 30 test" in trained.stdout
+    assert "4 from 2 columns" in trained.stdout
+    assert [line.split()[-1] for line in trained.stdout.splitlines() if "accuracy" in line] == [
+        "1.0000"
+    ]
+
+
+def test_the_same_command_is_the_same_run_and_another_table_another(here: Path, nnx: Nnx) -> None:
+    arguments = ["train", "cancer.csv", "--target", "diagnosis", "--epochs", "1", "--quiet"]
+    assert nnx(*arguments).returncode == 0
+    first = only_run(here)
+    again = nnx(*arguments)
+    assert again.returncode == 1
+    assert first in again.stderr
+    assert "Traceback" not in again.stderr
+    weights = (here / "runs" / first / "checkpoints" / "last.pt").read_bytes()
+    assert nnx(*arguments, "--overwrite").returncode == 0
+    assert only_run(here) == first
+    assert len(weights) == (here / "runs" / first / "checkpoints" / "last.pt").stat().st_size
+    lines = (here / "cancer.csv").read_text().splitlines()
+    (here / "cancer.csv").write_text("\n".join(lines[:-1]) + "\n")
+    assert nnx(*arguments).returncode == 0
+    assert len(run_ids(here)) == 2
+
+
+def test_a_stored_configuration_is_trained_on_given_data(here: Path, nnx: Nnx) -> None:
+    nnx(
+        "train",
+        "cancer.csv",
+        "--target",
+        "diagnosis",
+        "--epochs",
+        "2",
+        "--hidden",
+        "5,4",
+        "--dropout",
+        "0.1",
+    )
+    first = only_run(here)
+    config = f"runs/{first}/run.yaml"
+    assert (
+        nnx(
+            "train", "cancer.csv", "--target", "diagnosis", "--config", config, "--runs", "other"
+        ).returncode
+        == 0
+    )
+    assert run_ids(here, "other") == [first]  # the same configuration on the same data
+    assert (
+        nnx(
+            "train",
+            "cancer.csv",
+            "--target",
+            "diagnosis",
+            "--config",
+            config,
+            "--seed",
+            "3",
+            "--runs",
+            "other",
+        ).returncode
+        == 0
+    )
+    assert len(run_ids(here, "other")) == 2
+    refused = nnx(
+        "train", "diabetes.csv", "--target", "progression", "--regression", "--config", config
+    )
+    assert refused.returncode == 1
+    assert "has 30 inputs, but diabetes.csv needs 10" in refused.stderr
+    refused = nnx(
+        "train", "cancer.csv", "--target", "diagnosis", "--config", config, "--hidden", "3"
+    )
+    assert "--hidden cannot be given with --config" in refused.stderr
+
+
+def test_a_finished_run_trains_on_when_more_epochs_are_asked_for(here: Path, nnx: Nnx) -> None:
+    nnx("train", "cancer.csv", "--target", "diagnosis", "--epochs", "2", "--quiet")
+    first = only_run(here)
+    done = nnx("resume", first)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert run_ids(here) == [first]
+    more = nnx("resume", first, "--epochs", "2")
+    assert more.returncode == 0, more.stderr
+    assert len(run_ids(here)) == 2
+
+
+def test_a_resume_needs_the_table_it_was_trained_on(here: Path, nnx: Nnx) -> None:
+    nnx("train", "cancer.csv", "--target", "diagnosis", "--epochs", "2", "--quiet")
+    first = only_run(here)
+    (here / "cancer.csv").rename(here / "moved.csv")
+    gone = nnx("resume", first, "--epochs", "1")
+    assert gone.returncode == 1
+    assert "is gone; pass --data DATA.csv if it was moved" in gone.stderr
+    assert nnx("resume", first, "--epochs", "1", "--data", "moved.csv").returncode == 0
+    with open(here / "moved.csv", "a") as stream:
+        stream.write((here / "moved.csv").read_text().splitlines()[-1] + "\n")
+    changed = nnx("resume", first, "--epochs", "1", "--data", "moved.csv")
+    assert changed.returncode == 1
+    assert "its content changed" in changed.stderr
+
+
+BAD_INPUT = {
+    "a missing file": (["train", "absent.csv", "--target", "y"], "absent.csv: no such file"),
+    "an unknown column": (
+        ["train", "cancer.csv", "--target", "diagnosys"],
+        "cancer.csv has no column 'diagnosys'; did you mean 'diagnosis'",
+    ),
+    "a header only": (["train", "header.csv", "--target", "y"], "header.csv has a header but no row"),
+    "one class": (["train", "one.csv", "--target", "y"], "the target 'y' has one class, 'u'"),
+    "a share that leaves nothing": (
+        ["train", "cancer.csv", "--target", "diagnosis", "--test", "0.9"],
+        "--validation 0.15 and --test 0.9 leave no row to train on",
+    ),
+    "a bad size": (
+        ["train", "cancer.csv", "--target", "diagnosis", "--hidden", "8,x"],
+        "--hidden is sizes such as 64,32, or none; not '8,x'",
+    ),
+    "no epochs": (["train", "cancer.csv", "--target", "diagnosis", "--epochs", "0"], "n_epochs"),
+    "a bad rate": (["train", "cancer.csv", "--target", "diagnosis", "--learning-rate", "-1"], "max_lr"),
+    "an absent device": (
+        ["train", "cancer.csv", "--target", "diagnosis", "--device", "cuda"],
+        "--device cuda: this machine has none",
+    ),
+    "an unknown device": (
+        ["train", "cancer.csv", "--target", "diagnosis", "--device", "tpu"],
+        "--device is one of cpu, mps, cuda, not 'tpu'",
+    ),
+    "a missing configuration": (
+        ["train", "cancer.csv", "--target", "diagnosis", "--config", "no.yaml"],
+        "no.yaml: no such file",
+    ),
+    "no such run to predict": (["predict", "0123abc", "cancer.csv"], "0123abc"),
+    "no such run to resume": (["resume", "0123abc"], "0123abc"),
+    "no such run to show": (["show", "0123abc"], "0123abc"),
+    "an unknown option": (["train", "cancer.csv"], "--target"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_message_and_leaves_no_run(here: Path, nnx: Nnx, case: str) -> None:
+    if case == "an absent device" and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    (here / "header.csv").write_text("x,y\n")
+    (here / "one.csv").write_text("x,y\n1,u\n2,u\n")
+    arguments, message = BAD_INPUT[case]
+    result = nnx(*arguments)
+    assert result.returncode in (1, 2)
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert not (here / "runs").exists() or not run_ids(here)
+
+
+def test_a_refusal_prints_a_traceback_only_with_debug(process: Nnx) -> None:
+    arguments = ["train", "absent.csv", "--target", "y"]
+    refused = process(*arguments)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "nnx: absent.csv: no such file\n"
+    debugged = process("--debug", *arguments)
+    assert debugged.returncode == 1
+    assert debugged.stderr.startswith("Traceback")
+    assert debugged.stderr.endswith("FileNotFoundError: absent.csv: no such file\n")
+
+
+def test_an_ambiguous_id_names_the_candidates(here: Path, nnx: Nnx) -> None:
+    for seed in range(20):  # of 17 ids, two begin alike
+        nnx("train", "cancer.csv", "--target", "diagnosis", "--epochs", "1", "--hidden", "none",
+            "--seed", str(seed), "--quiet")  # fmt: skip
+        ids = run_ids(here)
+        first = [i[0] for i in ids]
+        twice = next((c for c in first if first.count(c) > 1), None)
+        if twice:
+            break
+    assert twice
+    result = nnx("predict", twice, "cancer.csv")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    for candidate in (i for i in ids if i.startswith(twice)):
+        assert candidate in result.stderr
+
+
+def test_a_corrupt_checkpoint_is_refused(here: Path, nnx: Nnx) -> None:
+    nnx("train", "cancer.csv", "--target", "diagnosis", "--epochs", "2", "--quiet")
+    run = only_run(here)
+    for name in ("last", "best"):
+        path = here / "runs" / run / "checkpoints" / f"{name}.pt"
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content[: len(content) // 2])
+    for arguments in (["predict", run, "cancer.csv"], ["resume", run, "--epochs", "1"]):
+        result = nnx(*arguments)
+        assert result.returncode == 1, arguments
+        assert ".pt" in result.stderr
+        assert "Traceback" not in result.stderr
+    assert run_ids(here) == [run]
+
+
+def test_a_run_without_a_table_cannot_predict_a_table(here: Path, nnx: Nnx) -> None:
+    nnx("train", "cancer.csv", "--target", "diagnosis", "--epochs", "1", "--quiet")
+    run = only_run(here)
+    (here / "runs" / run / "table.json").unlink()
+    result = nnx("predict", run, "cancer.csv")
+    assert result.returncode == 1
+    assert "was not made by nnx train: it has no table.json" in result.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
+def test_an_unwritable_runs_folder_is_refused(here: Path, nnx: Nnx) -> None:
+    # A file in the place of a folder stops root too.
+    (here / "taken").write_text("")
+    for folder in ("taken", "taken/runs"):
+        result = nnx(
+            "train", "cancer.csv", "--target", "diagnosis", "--epochs", "1", "--runs", folder
+        )
+        assert result.returncode == 1
+        assert "taken" in result.stderr
+        assert "Traceback" not in result.stderr
+    assert (here / "taken").read_text() == ""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals")
+def test_a_terminal_shows_a_progress_bar_unless_it_is_quiet(here: Path) -> None:
+    arguments = ["train", "cancer.csv", "--target", "diagnosis", "--epochs", "2"]
+    assert "%|" in on_a_terminal(here, *arguments)
+    assert "%|" not in on_a_terminal(here, *arguments, "--quiet", "--overwrite")
+
+
+def on_a_terminal(here: Path, *arguments: str) -> str:
+    """What ``nnx`` shows on a terminal."""
+    import fcntl
+    import pty
+    import termios
+
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    command = [sys.executable, "-m", "nnx", *arguments]
+    with subprocess.Popen(command, cwd=here, stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a pseudo-terminal
+            while chunk := os.read(controller, 4096):
+                shown += chunk
+    os.close(controller)
+    assert process.returncode == 0, shown.decode()
+    return shown.decode()
