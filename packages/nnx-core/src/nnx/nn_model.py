@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from typing_extensions import Self
 
 from nnx.engine.contexts import EvalStepContext, EvalStepFn, TrainStepContext, TrainStepFn
 from nnx.engine.fit import fit
@@ -40,6 +39,7 @@ from nnx.utils.files import atomic_write
 
 if TYPE_CHECKING:
     import numpy as np
+    from typing_extensions import Self
 
     from nnx.history import HistoryJournal
     from nnx.params import CompileSpec, MetricSpec, NNCheckpointTransform
