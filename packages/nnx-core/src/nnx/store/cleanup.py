@@ -14,7 +14,7 @@ from nnx.store.commit import drop_old_sidecars, remove_point, settle
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.errors import HistoryCorruptionError, ResumePointError, RunBusyError
 from nnx.store.history_of import has_journal
-from nnx.store.paths import BEST_POINTER, STEP, PointFiles, RunPaths, runs_root
+from nnx.store.paths import BEST_POINTER, MARKER, STEP, PointFiles, RunPaths, runs_root
 from nnx.store.points import step_is_newer, written_tags
 from nnx.utils import files as fs
 from nnx.utils.locks import locked
@@ -74,15 +74,21 @@ def _root_leftovers(folder: str) -> Iterator[Leftover]:
 
 def _run_leftovers(paths: RunPaths) -> Iterator[Leftover]:
     if not paths.exists():
-        if not os.path.islink(paths.dir):
-            yield Leftover(
-                paths.dir, "a reservation without a run", lambda: lease.release_if_empty(paths)
-            )
+        if _is_reservation(paths):
+            yield Leftover(paths.dir, "a reservation without a run", _remover(paths.dir))
         return
     for folder in (paths.dir, paths.checkpoints, paths.history):
         yield from _temporaries(folder)
     yield from _point_leftovers(paths)
     yield from _history_leftovers(paths)
+
+
+def _is_reservation(paths: RunPaths) -> bool:
+    """Whether a directory without a run file is ours: it has the marker, or nothing else's."""
+    if os.path.islink(paths.dir):
+        return False
+    names = os.listdir(paths.dir)
+    return MARKER in names or all(n == ".run.lock" or fs.is_temporary_name(n) for n in names)
 
 
 def _temporaries(folder: str) -> Iterator[Leftover]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 from nnx.store.errors import ForeignFileError, ResumePointError
 from nnx.utils.files import BLOCK, HashingFile
 
-_PLAIN = (str, int, float, bool, type(None), complex, bytes)
+_PLAIN = (str, int, float, bool, type(None), complex)
+_BYTES = "$bytes"  # torch reads no empty bytes back, so they are stored as text
 
 
 def as_data(value: Any, where: str) -> Any:
@@ -28,6 +30,8 @@ def as_data(value: Any, where: str) -> Any:
     NumPy arrays and scalars tensors and numbers. A tensor keeps its storage.
     """
     kind = type(value)
+    if kind is bytes:
+        return {_BYTES: value.decode("latin-1")}
     if kind in _PLAIN or kind is torch.Tensor:
         return value
     if isinstance(value, Mapping):
@@ -81,11 +85,12 @@ def load_data(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
     try:
         value = torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).split("\n")[0].split(". ")[0]
-        foreign = "Unsupported global" in str(error)
-        raise (ForeignFileError if foreign else ResumePointError)(
-            f"{path} is not plain data and is refused: loading it could run code "
-            f"({reason}). A checkpoint of NNx holds only tensors and plain values."
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        if named is None:
+            raise ResumePointError(f"{path} is corrupted: it cannot be read as data") from error
+        raise ForeignFileError(
+            f"{path} is not plain data and is refused: loading it could run code, "
+            f"{named[1]}. A checkpoint of NNx holds only tensors and plain values."
         ) from None
     except (
         RuntimeError,
@@ -103,9 +108,20 @@ def load_data(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
         reason = str(e).split("\n")[0]
         raise ResumePointError(f"{path} is corrupted: it cannot be read ({reason})") from e
     try:
-        return as_data(value, os.fspath(path))
+        return _restored(as_data(value, os.fspath(path)))
     except TypeError as error:
         raise ResumePointError(f"{path} is not plain data and is refused: {error}") from None
+
+
+def _restored(value: Any) -> Any:
+    """``value`` with its bytes as bytes again."""
+    if type(value) is dict:
+        if value.keys() == {_BYTES} and isinstance(value[_BYTES], str):
+            return value[_BYTES].encode("latin-1")
+        return {key: _restored(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_restored(item) for item in value)
+    return value
 
 
 def _is_device_error(error: Exception) -> bool:
