@@ -134,7 +134,7 @@ def test_a_metric_looks_its_definition_up(kappa):
     kappa.check()
     with pytest.raises(ValueError, match="average is needed"):
         MetricSpec("test.kappa").check()
-    with pytest.raises(LookupError, match=r"test\.kappa@v2; registered versions .*: 1"):
+    with pytest.raises(ValueError, match=r"test\.kappa@v2; registered versions .*: 1"):
         MetricSpec("test.kappa", 2).check()
 
 

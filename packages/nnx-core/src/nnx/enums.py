@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from nnx.plugins.registry import load_reference
+from nnx.plugins.registry import UnknownIdError, load_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,16 +140,19 @@ class Nets(_Choice):
     def __call__(self, params: NNParams) -> nn.Module:
         """Build the network, through the registry "net".
 
-        Raises an error that names the distribution to install when the builder
-        belongs to one that is absent, and a ``ValueError`` for the params of
-        another network.
+        Raises an ``ImportError`` that names the distribution to install when the
+        builder belongs to one that is absent, and a ``ValueError`` for the
+        params of another network.
         """
         from nnx.params.net import check_net_params
         from nnx.plugins import manager
 
         check_net_params(self, params)
         own = _CORE_NETS.get(self.value)
-        build: Any = load_reference(own) if own else manager.registry("net").resolve(self.value)
+        try:
+            build: Any = load_reference(own) if own else manager.registry("net").resolve(self.value)
+        except UnknownIdError as error:
+            raise ImportError(f"{self!r} cannot be built here: {error}") from None
         return build(params=params)
 
 

@@ -19,8 +19,8 @@ class RegistryConflictError(ValueError):
     """A second registration of a key that another owner holds."""
 
 
-class UnknownIdError(LookupError):
-    """Nothing is registered under the asked id and version."""
+class UnknownIdError(LookupError, ValueError):
+    """Nothing is registered under the asked id and version: a refused configuration."""
 
 
 @dataclass(frozen=True, slots=True)
