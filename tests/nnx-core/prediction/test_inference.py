@@ -402,3 +402,29 @@ def test_nan_outputs_are_reported_not_hidden(make_model):
     )
     assert math.isnan(record.loss)
     assert math.isnan(record.metrics["nll"])
+
+
+def test_soft_targets_have_a_loss_but_no_scores(make_model):
+    model = make_model(nn.BCEWithLogitsLoss(), net=nn.Linear(4, 3))
+    X, soft = torch.randn(4, 4), torch.full((4, 3), 0.3)
+    record = evaluate(model, [(X, soft)], {"a": lambda t, p: 1 / 0})
+    expected = nn.functional.binary_cross_entropy_with_logits(model.net(X), soft).item()
+    assert record.loss == pytest.approx(expected)
+    assert (record.accuracy, record.f1, record.error, record.extra) == (None, None, None, {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metrics": ["nll"]}, r"metrics\[0\] must be a MetricSpec, not 'nll'"),
+        ({"metrics": MetricSpec("nll")}, "must be a sequence of MetricSpec"),
+        ({"extra_metrics": [max]}, "must map names to functions"),
+        (
+            {"extra_metrics": {"a": lambda t, p: None}},
+            r"\['a'\] must return a number, not NoneType",
+        ),
+    ],
+)
+def test_wrong_metrics_are_named(make_model, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        evaluate(make_model(net=nn.Linear(4, 3)), data()[2], **arguments)

@@ -111,12 +111,17 @@ def test_a_models_binary_loss_is_thresholded_row_by_row(make_model):
     )
 
 
-def test_soft_binary_targets_have_no_scores_and_say_so(make_model):
+def test_soft_binary_targets_have_a_loss_but_no_scores(make_model):
     model = make_model(nn.BCEWithLogitsLoss())
     recorder = EpochRecorder(model)
+    hard = (torch.ones(2, 3), torch.ones(2, 3))
+    record(recorder, model, *hard)
     record(recorder, model, torch.randn(2, 3), torch.full((2, 3), 0.1))
-    with pytest.raises(ValueError, match="Declare the model's task"):
-        recorder.take()
+    record(recorder, model, *hard)
+    first, soft, last = recorder.take()
+    assert soft == NNEvaluationDataPoint(loss=0.5)
+    assert (first.accuracy, first.f1) == (1.0, 1.0)
+    assert first == last
 
 
 def test_a_regression_loss_without_a_task_records_the_loss_alone(make_model):

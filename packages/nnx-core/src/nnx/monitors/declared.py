@@ -68,7 +68,11 @@ def check_inputs(metrics: Iterable[MetricSpec], semantics: Semantics, *, owner: 
     """The same for outputs of known semantics. Runs no metric code but its config check."""
     kind = semantics.kind
     names: set[str] = set()
+    if isinstance(metrics, (MetricSpec, str)):
+        raise TypeError(f"{owner} must be a sequence of MetricSpec, not one {metrics!r}")
     for index, spec in enumerate(metrics):
+        if not isinstance(spec, MetricSpec):
+            raise TypeError(f"{owner}[{index}] must be a MetricSpec, not {spec!r}")
         where = f"{owner}[{index}] ({spec.id}@v{spec.version})"
         if spec.label in names:
             raise ValueError(f"{where}: the name {spec.label!r} is taken; pass name=")

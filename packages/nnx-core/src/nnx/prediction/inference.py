@@ -39,6 +39,11 @@ def evaluate(
     ``extra_metrics`` (called once on all decoded values) or a metric that
     stores its scores makes it. Raises ``ValueError`` for an empty loader.
     """
+    if extra_metrics is not None and not isinstance(extra_metrics, Mapping):
+        raise TypeError(
+            "extra_metrics must map names to functions of (y_true, y_pred), "
+            f"not {type(extra_metrics).__name__}"
+        )
     check_metrics(model, metrics)
     totals = EvaluationTotals(model, metrics, keep_arrays=bool(extra_metrics))
     with eval_mode(model.net), batches.inference_context(model):

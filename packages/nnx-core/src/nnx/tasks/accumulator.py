@@ -51,8 +51,9 @@ class ScoreAccumulator:
 
     @property
     def scored(self) -> bool:
-        """Whether the batches have anything to score."""
-        return self.mode != decoding.UNSCORED
+        """Whether the targets of every batch were labels or values to score."""
+        labels = self._wrong is None or not bool(self._wrong)
+        return labels and self.mode != decoding.UNSCORED
 
     def _add_classes(self, decoded: Decoded) -> None:
         """Count a large batch at once; small ones wait, to be counted together."""
@@ -84,7 +85,8 @@ class ScoreAccumulator:
     def values(self) -> tuple[dict[str, Any], int]:
         """Record fields, and how many targets they are about."""
         self._count_pending()
-        decoding.refuse_wrong(self._wrong)
+        if not self.scored:
+            return {}, 0
         if isinstance(self._counts, ErrorSums):
             return regression_values(*self._counts.totals())
         if isinstance(self._counts, IndicatorCounts):
@@ -99,7 +101,7 @@ class ScoreAccumulator:
         if not extra_metrics or not self._arrays:
             return {}
         truth, guess = (np.concatenate([pair[i] for pair in self._arrays]) for i in (0, 1))
-        return {name: float(fn(truth, guess)) for name, fn in extra_metrics.items()}
+        return call_metrics(extra_metrics, truth, guess)
 
 
 class TaskMetricAccumulator:
@@ -152,6 +154,22 @@ def task_record(
     return NNEvaluationDataPoint(
         **fields, loss=loss, extra=extra, kind=kind, count=count, status="ok"
     )
+
+
+def call_metrics(
+    extra_metrics: ExtraMetrics, truth: np.ndarray, guess: np.ndarray
+) -> dict[str, float]:
+    """Each of the user's functions as ``fn(y_true, y_pred)``."""
+    values = {}
+    for name, function in extra_metrics.items():
+        value: Any = function(truth, guess)
+        try:
+            values[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"extra_metrics[{name!r}] must return a number, not {type(value).__name__}"
+            ) from error
+    return values
 
 
 def valid_arrays(decoded: Decoded) -> tuple[np.ndarray, np.ndarray]:

@@ -2,14 +2,14 @@
 
 With a task its adapter decodes. Without one the loss function tells: binary
 cross-entropy on logits is thresholded at 0, everything else is a class per
-argmax over axis 1; targets shaped like the output under any other loss
-(regression values, class probabilities) have a loss but no classes to score.
+argmax over axis 1. Targets that are no labels (regression values, class
+probabilities, soft 0/1 targets) have a loss but nothing to score.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ class Decoded:
     ``predicted`` and ``actual`` are ``(n,)`` class indices, ``(n, L)`` booleans,
     or raw values for ``ERRORS``. Of the targets, those equal to ``ignored`` and
     those not ``valid`` do not count. ``wrong`` is a 0-d flag, left on the device:
-    targets that are no labels at all. ``width`` is the number of classes;
+    the targets are no labels, so there is nothing to score. ``width`` is the number of classes;
     ``trusted`` says that no counted target lies outside of them.
     """
 
@@ -103,16 +103,6 @@ def _decode_by_loss(loss_fn: nn.Module, output: torch.Tensor, target: torch.Tens
         width=output.shape[1],
         trusted=native,
     )
-
-
-def refuse_wrong(wrong: Any) -> None:
-    """Raise when the flag says that targets were no labels. Reads the device."""
-    if wrong is not None and bool(wrong):
-        raise ValueError(
-            "the targets are not class labels, so they have no accuracy or F1. Declare the "
-            "model's task, for example NNModelParams(task=TaskSpec.regression()), or use a "
-            "step function of your own"
-        )
 
 
 def as_rows(values: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from nnx.records import NNEvaluationDataPoint
 from nnx.tasks import decoding, losses, scores
 from nnx.tasks.accumulator import (
     ExtraMetrics,
+    call_metrics,
     class_values,
     multilabel_values,
     regression_values,
@@ -219,9 +220,11 @@ def _records(
 ) -> Iterable[tuple[NNEvaluationDataPoint, int]]:
     """Records of batches that share a shape, each with its number of scored targets."""
     decoded = [batch.decoded for batch in batches]
-    wrong = [d.wrong for d in decoded if d.wrong is not None]
-    if wrong:
-        decoding.refuse_wrong(torch.stack(wrong).any())
+    flags = [d.wrong for d in decoded if d.wrong is not None]
+    if flags:
+        for one, unscored in zip(decoded, torch.stack(flags).tolist()):
+            if unscored:
+                one.predicted, one.actual = one.predicted[:0], one.actual[:0]
     for batch, (fields, count, scored) in zip(batches, _fields(decoded)):
         extra = _extra(batch.decoded, extra_metrics) if extra_metrics and count else {}
         if kind is not None:
@@ -338,4 +341,4 @@ def _extra(decoded: Decoded, extra_metrics: ExtraMetrics) -> dict[str, float]:
         guess = (decoded.predicted + wide(target)).to(target.dtype)
         decoded = Decoded(decoding.ERRORS, guess, target, decoded.valid)
     truth, guess_array = valid_arrays(decoded)
-    return {name: float(fn(truth, guess_array)) for name, fn in extra_metrics.items()}
+    return call_metrics(extra_metrics, truth, guess_array)
