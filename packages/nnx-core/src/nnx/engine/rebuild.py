@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from nnx.models import (
     MissingModelFactoryError,
     check_state_topology,
@@ -45,8 +43,6 @@ def rebuild(
     if precision is not None:
         params = dataclasses.replace(params, precision=precision, mixed_precision=False)
     weights = _without(checkpoint.net_state, exclude)
-    if not checkpoint.transforms:
-        _refuse_unrecorded_quantization(weights)
     kwargs: dict[str, Any] = dict(model_kwargs)
     if batch_adapter is not None:
         kwargs["batch_adapter"] = batch_adapter
@@ -83,22 +79,6 @@ def _without(net_state: Mapping[str, Any], exclude: Sequence[str]) -> dict[str, 
             f"does not hold (it has {', '.join(sorted(names))})"
         )
     return {k: v for k, v in net_state.items() if k.split(".", 1)[0] not in set(exclude)}
-
-
-def _refuse_unrecorded_quantization(weights: Mapping[str, Any]) -> None:
-    """A converted quantization-aware checkpoint that does not say how it was converted."""
-    for name, value in weights.items():
-        stem, _, leaf = name.rpartition(".")
-        if (
-            leaf == "weight"
-            and getattr(value, "dtype", None) is torch.int8
-            and {f"{stem}.scales", f"{stem}.zeros"} <= weights.keys()
-        ):
-            raise ValueError(
-                f"{stem!r} holds quantized weights, but the checkpoint does not record how they "
-                "were converted; train again with QATLifecycleCallback, which records it, or "
-                "load an unconverted checkpoint of the run"
-            )
 
 
 def _check_runtime(descriptor: RuntimeModule, module: Any) -> None:
