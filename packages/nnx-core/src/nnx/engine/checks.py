@@ -187,14 +187,16 @@ def check_optim_params(params: Sequence[Any]) -> None:
             raise ValueError(f"params.optim is not valid: {optim}")
 
 
-def warn_unowned(net: torch.nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-    """Warn about parameters that require gradients and will never move."""
+def warn_unowned(net: torch.nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]) -> bool:
+    """Warn about parameters that require gradients and will never move; say whether it did."""
     names = unowned_parameters(net, optimizers)
-    if names:
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" * (len(names) > 5))
-        warnings.warn(
-            f"no optimizer owns {shown}, which require gradients: they will not train. Build the "
-            "optimizer without param_groups, match them with a group, or freeze them",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    if not names:
+        return False
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" * (len(names) > 5))
+    warnings.warn(
+        f"no optimizer owns {shown}, which require gradients: they will not train. Build the "
+        "optimizer without param_groups, match them with a group, or freeze them",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return True

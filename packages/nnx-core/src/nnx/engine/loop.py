@@ -12,6 +12,7 @@ from nnx.engine.batches import (
     loader_length,
     open_epoch,
 )
+from nnx.engine.checks import warn_unowned
 from nnx.engine.clocks import UnreportedUpdates
 from nnx.engine.progress import Progress
 from nnx.engine.steps import StepRunner, runner
@@ -58,6 +59,8 @@ def begin_epoch(session: FitSession) -> None:
     session.epoch_updates = 0
     announce_epoch(session.params.train_loader, session.epoch)
     session.dispatch("on_epoch_begin")
+    if not session.warned_unowned:  # a callback may unfreeze what no optimizer was given
+        session.warned_unowned = warn_unowned(session.model.net, session.optimizers)
 
 
 def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> bool:

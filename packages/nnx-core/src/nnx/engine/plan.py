@@ -137,7 +137,6 @@ def plan_fit(request: FitRequest) -> FitPlan:
     )  # fmt: skip
     if point is not None:
         plan.resume = resume.check(plan, point)
-    checks.warn_unowned(model.net, optimizers)
     return plan
 
 

@@ -63,6 +63,7 @@ class FitSession:
         self.rng_at_end: Any = None
         self.committed: NNIterationDataPoint | None = None
         self.discarded = False
+        self.warned_unowned = False
         self._begun: list[Any] = []
         self._partial: list[NNIterationDataPoint] = []
         self._rows: list[tuple[float, int, int, int, int | None]] = []
