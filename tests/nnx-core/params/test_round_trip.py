@@ -365,6 +365,8 @@ def test_a_repeated_net_wide_value_is_a_default():
     other = NNParams(
         **base, dropout_probs=[0.1, 0.2], activations=[Activations.LEAKY_RELU, Activations.RELU]
     )
-    assert other.state()["dropout_probs"] == [0.1, 0.2]
-    assert other.state()["activations"] == ["leaky_relu", "relu"]
+    assert other.state()["dropout_probs"] == "[0.1, 0.2]"
+    assert other.state()["activations"] == "['leaky_relu', 'relu']"
     assert NNParams.from_state(other.state()) == other
+    by_hand = {**other.state(), "dropout_probs": [0.1, 0.2], "activations": ["leaky_relu", "relu"]}
+    assert NNParams.from_state(by_hand) == other

@@ -212,13 +212,13 @@ def test_a_merge_gives_way_to_the_mappings_own_key():
 @pytest.mark.parametrize("text", ["open('x')", "((((", "a", "(" * 10_000])
 def test_a_stored_literal_is_data_only(text):
     state = {**NNOptimParams.builder().adam(max_lr=1).build().state(), "momentum": text}
-    with pytest.raises(ValueError, match="cannot read 'momentum': .* is not a number, a list or"):
+    with pytest.raises(ValueError, match=r"cannot read 'momentum': .* is not a number, a list or"):
         NNOptimParams.from_state(state)
 
 
 @pytest.mark.parametrize("transforms", ["lora", [{"name": ""}], [3]])
 def test_transforms_are_a_list_of_transforms(transforms):
-    with pytest.raises(ValueError, match="transform|Transform"):
+    with pytest.raises(ValueError, match=r"transform|Transform"):
         RunConfig.from_state({**config().state(), "transforms": transforms})
     with pytest.raises(ValueError, match=r"transforms\[0\] must be an NNCheckpointTransform"):
         config(transforms=["lora"])

@@ -96,3 +96,63 @@ def train(parts, root):
             return writer.finish()
 
     return run_epochs
+
+
+@pytest.fixture
+def check_sound():
+    """What must hold of a runs folder whatever was interrupted there."""
+    import math
+    import os
+
+    from nnx.store import NNCheckpoint
+    from nnx.store.cleanup import collect
+    from nnx.store.committed import NOTHING, committed_epoch
+    from nnx.store.election import best_run_id, run_names, score
+    from nnx.store.paths import RunPaths
+    from nnx.store.points import verify_point, written_tags
+    from nnx.utils.files import is_temporary_name
+
+    def look(paths, committed: int) -> None:
+        run = NNRun.load(paths.id, paths.root)
+        assert run.id == paths.id
+        last = committed_epoch(paths)
+        assert last is not None
+        assert last >= committed, paths.id
+        epochs = sorted({record.epoch_idx for record in run.idps})
+        assert epochs == list(range(last + 1))
+        assert len(run.idps) == (0 if last == NOTHING else 2 * len(epochs))
+        for tag in written_tags(paths):
+            manifest = verify_point(paths.id, tag, paths.root)
+            if manifest is None and tag == "step":
+                continue  # its removal was interrupted: nobody reads it any more
+            assert manifest is not None
+            checkpoint, state = NNCheckpoint.load_with_training_state(paths.id, tag, paths.root)
+            assert checkpoint.idp.epoch_idx == manifest["record"]["epoch_idx"]
+            assert (state is None) == (manifest["training_state_id"] is None)
+
+    def check(root: str, *, committed: dict[str, int] | None = None) -> None:
+        known = committed or {}
+        for name in run_names(root):
+            paths = RunPaths(root, name)
+            if paths.exists() and os.path.exists(paths.run_yaml):
+                look(paths, known.get(name, NOTHING))
+        collect(root)
+        for where, folders, names in os.walk(root):
+            for name in (*folders, *names):
+                assert not is_temporary_name(name), os.path.join(where, name)
+                assert not name.endswith(".staged"), os.path.join(where, name)
+                assert not name.startswith(".trash"), os.path.join(where, name)
+        scores = {}
+        for name in run_names(root):
+            paths = RunPaths(root, name)
+            assert paths.exists()
+            look(paths, known.get(name, NOTHING))
+            best = NNCheckpoint.load(name, "best", root)
+            if best is not None and committed_epoch(paths) != NOTHING:
+                scores[name] = score(best.idp)
+        holder = best_run_id(root)
+        if holder is not None:
+            assert scores[holder] < math.inf
+        assert collect(root) == []
+
+    return check

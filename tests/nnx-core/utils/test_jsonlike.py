@@ -108,7 +108,6 @@ def test_frozen_mappings_and_lists_cannot_change():
     mapping, listing = FrozenDict({"a": 1}), FrozenList([1, 2])
     for change in (
         lambda: mapping.__setitem__("a", 2),
-        lambda: mapping._items.__setitem__,
         lambda: setattr(mapping, "x", 1),
         lambda: listing.append(3),
         lambda: listing.__setitem__(0, 3),
@@ -118,11 +117,9 @@ def test_frozen_mappings_and_lists_cannot_change():
         lambda: listing.sort(),
         lambda: listing.clear(),
     ):
-        try:
+        with pytest.raises((TypeError, AttributeError)):
             change()
-        except (TypeError, AttributeError):
-            continue
-        assert mapping == {"a": 1}
+    assert mapping == {"a": 1}
     assert listing == [1, 2]
     assert repr(mapping) == "{'a': 1}"
     assert str(listing) == "[1, 2]"

@@ -106,3 +106,15 @@ def test_a_layer_whose_weight_is_not_contiguous_starts_exact_too():
     x = torch.randn(4, 64)
     before = base(x)
     assert torch.equal(DoRALinear(base)(x), before)
+
+
+def test_a_linear_that_computes_in_its_own_way_is_refused():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = nn.Sequential(nn.Linear(4, 4), Scaled(4, 4))
+    with pytest.raises(ValueError, match="this Scaled computes in its own way"):
+        apply_dora_to(model, "*")
+    assert all(p.requires_grad for p in model.parameters())
+    assert type(model[0]) is nn.Linear

@@ -193,6 +193,20 @@ class TestQAT:
             )
         assert type(module.linear1) is nn.Linear
 
+    def test_an_aliased_layer_is_refused(self):
+        module = nn.Module()
+        module.a = module.b = nn.Linear(32, 32)
+        with pytest.raises(ValueError, match="registered as 'a', 'b'"):
+            QATLifecycleCallback().on_train_begin(
+                SimpleNamespace(model=SimpleNamespace(net=module))
+            )
+        assert module.a is module.b
+
+    def test_half_precision_nets_are_trained_in_their_dtype(self):
+        prepared, converted = fit(QATLifecycleCallback(), net(dtype=torch.bfloat16))
+        assert prepared[0].weight.dtype == torch.bfloat16
+        assert converted(torch.randn(2, 32, dtype=torch.bfloat16)).isfinite().all()
+
     def test_the_step_is_the_base_step(self):
         def step(ctx):
             raise AssertionError
@@ -233,3 +247,17 @@ def test_a_quantized_copy_is_refused_where_its_weights_would_be_saved():
     check_topology(model)
     with pytest.raises(ValueError, match=r"layers\.0 \(Linear\) holds a .* which is for inference"):
         check_topology(quantize_int8(model))
+
+
+def test_lora_on_quantized_weights_trains_and_leaves_them_alone():
+    model = quantize_int8(Model())
+    x = torch.randn(4, 32)
+    before = model.net(x)
+    apply_lora_to(model.net, "0", r=2)
+    assert torch.equal(model.net(x), before)
+    weight = model.net[0].base.weight.dequantize().clone()
+    optimizer = torch.optim.SGD([p for p in model.net.parameters() if p.requires_grad], lr=0.1)
+    model.net(x).pow(2).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.net(x), before)
+    assert torch.equal(model.net[0].base.weight.dequantize(), weight)

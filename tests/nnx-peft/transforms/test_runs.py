@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import threading
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from nnx import (
     unregister_model_factory,
     widen,
 )
+from nnx.peft import add_adapter
 from nnx.prune import magnitude_prune
 from nnx.surgery import low_rank_factorize
 from nnx.transforms import RecipeError, TransformRecipe, check_optimizer, lora, low_rank
@@ -182,6 +184,29 @@ class TestRefusals:
         with pytest.raises(ValueError, match="no recipe records"):
             model.train(kit.train_params())
         assert runs_on_disk() == []
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda net: apply_lora_to(net, "layers.2"),
+            lambda net: setattr(net.layers, "1", nn.Linear(16, 32)),
+            lambda net: add_adapter(net, "other"),
+        ],
+    )
+    def test_a_further_change_of_a_recorded_model_is_refused(self, kit, change):
+        model = adapted(kit)
+        change(model.net)
+        before = kit.weights(model.net)
+        with pytest.raises(ValueError, match="without a record"):
+            model.train(kit.train_params())
+        assert runs_on_disk() == []
+        assert kit.same(model.net.state_dict(), before)
+
+    def test_a_net_that_cannot_be_copied_is_refused(self, kit):
+        model = kit.model()
+        model.net.lock = threading.Lock()
+        with pytest.raises(RecipeError, match="cannot be copied for a trial"):
+            RECIPE.validate(model)
 
     def test_masks_that_stay_are_refused_and_baked_ones_are_not(self, kit):
         model = kit.model()

@@ -6,6 +6,8 @@ from .callbacks import LRMonitor as LRMonitor
 from .callbacks import ModelCheckpoint as ModelCheckpoint
 from .callbacks import TensorBoardCallback as TensorBoardCallback
 from .callbacks import WandbCallback as WandbCallback
+from .compilation import CompileFailed as CompileFailed
+from .compilation import CompileRecord as CompileRecord
 from .components import ComponentRegistry as ComponentRegistry
 from .components import ComponentRestoreError as ComponentRestoreError
 from .components import ComponentSpec as ComponentSpec

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self
 
+    from nnx.compilation.forward import CompiledForward
     from nnx.history import HistoryJournal
     from nnx.params import CompileSpec, MetricSpec, NNCheckpointTransform
     from nnx.precision import ResolvedPrecision
@@ -94,6 +95,7 @@ class NNModel:
         adapter_for(self.net, batch_adapter)  # refuses what is no adapter
         self.batch_adapter = batch_adapter
         self._task_adapter = adapter
+        self.compiled: CompiledForward | None = None  # set for the time of a compiled fit
         self.recorded_topology = None if module is not None else state_topology(self.net)
 
     @property

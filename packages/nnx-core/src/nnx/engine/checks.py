@@ -11,7 +11,7 @@ import torch
 from nnx.callbacks import as_callback, history_access_of
 from nnx.engine.batches import loader_length
 from nnx.engine.topology import unowned_parameters
-from nnx.models import check_wrapped_weights, state_topology
+from nnx.models import check_topology, check_wrapped_weights, state_topology
 from nnx.monitors import check_metrics
 from nnx.objectives import check_step_precision, check_update_owner
 from nnx.params import MonitorSpec, NNTrainerParams, NNTrainParams
@@ -90,7 +90,9 @@ def check_model(request: FitRequest) -> None:
         check_eval_step(
             request.eval_step_fn, extra_metrics=params.extra_metrics, metrics=params.metrics
         )
-    if request.step_fn is None:
+    if model.transforms:
+        check_topology(model)
+    elif request.step_fn is None:
         check_reconstructible(model)
     check_wrapped_weights(model)
 
@@ -123,14 +125,11 @@ def _check_monitor(request: FitRequest, spec: MonitorSpec) -> None:
 
 
 def check_reconstructible(model: Any) -> None:
-    """Refuse low-rank factors in place of a layer unless a recipe records them."""
+    """Refuse low-rank factors in place of a layer of a model without a recipe."""
     layout = model.recorded_topology
     if layout is None:
         return
     now = state_topology(model.net)
-    recorded = any(transform.name == "nnx.low_rank" for transform in model.transforms)
-    if recorded:
-        return
     for name in layout:
         stem, _, leaf = name.rpartition(".")
         prefix = f"{stem}." if stem else ""

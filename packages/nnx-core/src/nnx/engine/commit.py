@@ -24,6 +24,7 @@ def epoch(session: FitSession, last: NNIterationDataPoint, *, improved: bool) ->
 
     history -> LAST -> phase and BEST -> the checkpoints that callbacks asked for.
     """
+    session.note_compilation()
     checkpoint = make_checkpoint(session, last)
     deferred = dict.fromkeys(session.ctx.take_deferred(), checkpoint)
     session.writer.commit_epoch(
@@ -83,6 +84,7 @@ def refresh_last(session: FitSession, *, before: NetBefore | None) -> None:
     """
     if session.committed is None:
         return
+    session.note_compilation()
     converted = tuple(
         transform
         for callback in session.callbacks
@@ -135,8 +137,8 @@ def training_state(session: FitSession, *, completed_epoch: int) -> dict[str, An
             "planned_n_epochs": plan.end_epoch,
         },
     }
-    if plan.compile_record is not None:
-        state["compile"] = plan.compile_record().record()
+    if plan.compiled is not None:
+        state["compile"] = plan.compiled.record.record()
     net = session.model.net
     described = {
         name: _describe(net, optimizer, plan.optim_params[name], session.clocks[name].scheduler)

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from nnx.engine import commit, resume, rng
+from nnx.engine.compiled import compiling
 from nnx.engine.loop import begin_epoch, loop
 from nnx.engine.plan import plan_fit
 from nnx.engine.session import FitSession
@@ -35,7 +36,8 @@ def fit(request: FitRequest) -> NNRun:
     ) as writer:
         writer.run = writer.run.with_resume_status(plan.resume.status())
         session = FitSession(plan, writer)
-        _train(session)
+        with compiling(plan.model, plan.compiled):
+            _train(session)
         run = writer.finish()
     print(f"Run saved to {_display_path(run.id)}")
     return run
@@ -46,6 +48,7 @@ def _train(session: FitSession) -> None:
         _start(session)
         loop(session)
     except BaseException:
+        session.note_compilation()
         session.clean_up()
         raise
     _end(session)

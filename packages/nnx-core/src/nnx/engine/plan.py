@@ -12,6 +12,7 @@ from nnx.components import ComponentRegistry
 from nnx.engine import checks, commit, resume
 from nnx.engine.batches import loader_length
 from nnx.engine.clocks import SchedulerClock
+from nnx.engine.compiled import check_compile, compiled_forward
 from nnx.engine.decision import Judge
 from nnx.engine.step import default_train_step
 from nnx.engine.update import UpdateEngine
@@ -25,6 +26,7 @@ from nnx.tasks.recorder import EpochRecorder
 if TYPE_CHECKING:
     import torch
 
+    from nnx.compilation.forward import CompiledForward
     from nnx.engine.request import FitRequest
     from nnx.engine.resume import ResumePlan
 
@@ -56,7 +58,7 @@ class FitPlan:
     registry: ComponentRegistry
     run: NNRun
     resume: ResumePlan
-    compile_record: Any = None
+    compiled: CompiledForward | None = None
 
     @property
     def owns_step(self) -> bool:
@@ -94,6 +96,7 @@ def plan_fit(request: FitRequest) -> FitPlan:
     checks.check_monitors(request, callbacks)
     precision = _precision(request)
     checks.check_precision(request, precision)
+    check_compile(request, callbacks, precision)
     optim_params = _optim_params(request)
     checks.check_optim_params(tuple(optim_params.values()))
     resume.check_request(params, _schedules(request))
@@ -135,6 +138,9 @@ def plan_fit(request: FitRequest) -> FitPlan:
         engine=engine, recorder=_recorder(request), judge=judge, registry=registry, run=run,
         resume=resume.ResumePlan.fresh(params.n_epochs, registry),
     )  # fmt: skip
+    plan.compiled = compiled_forward(request)
+    if plan.compiled is not None:
+        engine.on_backward_error = plan.compiled.backward_failed
     if point is not None:
         plan.resume = resume.check(plan, point)
     return plan

@@ -128,6 +128,11 @@ class FitSession:
             if kind.on_scheduler_step is not Callback.on_scheduler_step:
                 self._schedule_hooks.append(callback)
 
+    def note_compilation(self) -> None:
+        """Put what the compiler has done so far on the run, for the next commit to write."""
+        if self.plan.compiled is not None:
+            self.writer.run = self.writer.run.with_compile(self.plan.compiled.record)
+
     def clean_up(self) -> None:
         """After a failure: let the callbacks that began close what they opened.
 

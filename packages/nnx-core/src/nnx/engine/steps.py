@@ -64,14 +64,19 @@ class DefaultStep(_EngineStep):
         super().__init__(session)
         self.model = session.model
         self.precision = session.precision
+        self.compiled = session.plan.compiled
         self._add = session.recorder.add
+        self._weighs = session.recorder.summarizes
 
     def run(self, batch: Any, batch_idx: int, is_last: bool) -> float | None:
+        if self.compiled is not None:
+            self.compiled.epoch, self.compiled.batch = self.session.epoch, batch_idx
         done = supervised_step(
             self.model, self.engine, batch, precision=self.precision, is_last=is_last,
             epoch_idx=self.session.epoch, batch_idx=batch_idx,
         )  # fmt: skip
-        self._add(done.output, done.target, done.valid, loss=done.loss, denominator=done.weight)
+        weight = done.weight if self._weighs else None
+        self._add(done.output, done.target, done.valid, loss=done.loss, denominator=weight)
         if done.committed:
             self.session.report_update()
         return done.loss

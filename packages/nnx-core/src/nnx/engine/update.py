@@ -11,7 +11,7 @@ update is the one of the union of its microbatches as one batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -76,6 +76,7 @@ class UpdateEngine:
         self.nonfinite = check.choice("UpdateEngine", "nonfinite", nonfinite, NONFINITE_POLICIES)
         self.check_gradients = check_gradients
         self.synchronize = synchronize
+        self.on_backward_error: Callable[[BaseException], None] | None = None
         self.updates = 0
         self.update_counts = dict.fromkeys(self.optimizers, 0)
         self._window: GradientWindow | None = None
@@ -178,7 +179,11 @@ class UpdateEngine:
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
         loss = supervised.loss
-        loss.backward()
+        try:
+            loss.backward()
+        except Exception as error:
+            self._note_backward_error(error)
+            raise
         value = loss.item()
         # 0/0 or an empty sum may mean that nothing is valid.
         if (value == 0.0 or not math.isfinite(value)) and supervised.masked:
@@ -207,11 +212,19 @@ class UpdateEngine:
             alone = window.totals.microbatches == 1 and (is_last or self.accumulate == 1)
             # With every denominator known, one pass through the combined loss is enough.
             combine = alone and len(active) > 1 and self.synchronize is None
-            window.backward(active, scaler=self.scaler, combine=combine)
+            try:
+                window.backward(active, scaler=self.scaler, combine=combine)
+            except Exception as error:
+                self._note_backward_error(error)
+                raise
         applied = Applied(self._add_values(window, terms, entries, epoch_idx, batch_idx))
         if is_last or window.totals.microbatches >= self.accumulate:
             self._close(window, applied, epoch_idx, batch_idx)
         return applied
+
+    def _note_backward_error(self, error: BaseException) -> None:
+        if self.on_backward_error is not None:
+            self.on_backward_error(error)
 
     def _add_values(
         self,

@@ -141,6 +141,7 @@ class JournalWriter:
 
     def commit(self) -> None:
         """Publish the epoch's records; everything is on disk when this returns."""
+        self._previous = self._published
         if not self._waiting and not self._entries:
             return
         last = self._waiting[-1]
@@ -165,7 +166,7 @@ class JournalWriter:
         self._append("epochs.jsonl", now["epochs_bytes"], summary)
         fs.disk.flush_directory(self.folder)
         self._publish(manifest)
-        self._previous, self._published = now, manifest
+        self._published = manifest
         self._entries, self._unflushed = [], []
 
     def discard(self) -> None:
@@ -185,11 +186,13 @@ class JournalWriter:
 
     def rollback(self) -> None:
         """Publish the manifest from before the last commit again."""
-        if self._previous is not None:
-            self._published, self._previous = self._previous, None
+        if self._previous is None:
+            return
+        self._published, self._previous = self._previous, None
+        self._chunks = self._published["chunks"]
+        self._chain = self._published["index_chain"]
+        if os.path.isfile(os.path.join(self.folder, "journal.json")):
             self._publish(self._published)
-            self._chunks = self._published["chunks"]
-            self._chain = self._published["index_chain"]
 
     def _write_chunk(self) -> None:
         if not self._waiting:

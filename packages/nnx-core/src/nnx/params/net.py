@@ -60,13 +60,13 @@ class NNParams(Params):
         optional("n_heads"),
         StateField(
             "activations",
-            encode=lambda values: [value.value for value in values],
+            encode=lambda values: str([value.value for value in values]),
             decode=_activations,
             omit=lambda p: set(p.activations or ()) <= {p.activation},
         ),
         StateField(
             "dropout_probs",
-            encode=list,
+            encode=str,
             decode=read_literal,
             omit=lambda p: set(p.dropout_probs or ()) <= {p.dropout_prob},
         ),

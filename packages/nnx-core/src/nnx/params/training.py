@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -128,7 +128,7 @@ class NNTrainParams(_Training):
     save_phase_checkpoints: bool = True
     train_loader: Iterable[Any] | None = field(default=None, repr=False)
     val_loader: Iterable[Any] | None = field(default=None, repr=False)
-    metrics: tuple[MetricSpec, ...] = ()
+    metrics: Sequence[MetricSpec] = ()
     monitor: MonitorSpec | None = None
     extra_metrics: Mapping[str, Callable[..., Any]] | None = None
     resume_from_run_id: str | None = None
@@ -198,7 +198,7 @@ class NNTrainerParams(_Training):
     resume_from_checkpoint: str | None = "last"
     parent_run_id: str | None = None
     resume_mode: str = "auto"
-    metrics: tuple[MetricSpec, ...] = ()
+    metrics: Sequence[MetricSpec] = ()
     monitor: MonitorSpec | None = None
     checkpoint_every: int | None = None
 

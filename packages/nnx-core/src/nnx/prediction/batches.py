@@ -35,7 +35,7 @@ def forward_batch(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
             "the batch has no target to learn from or to score; give (inputs, target) batches, "
             "or use predict() for inputs alone"
         )
-    output = _forward(net, adapter, device, args, kwargs)
+    output = _forward(runner_of(model), adapter, device, args, kwargs)
     target = _to(target, device)
     seeds = seed_count(model, batch)
     return (output, target) if seeds is None else (output[:seeds], target[:seeds])
@@ -54,9 +54,14 @@ def forward_inputs(model: Any, batch: Any, *, in_memory: bool = False) -> torch.
         args, kwargs = adapter.inputs(batch)
     else:
         args, kwargs, _ = adapter.split(batch)
-    output = _forward(model.net, adapter, model.device, args, kwargs)
+    output = _forward(runner_of(model), adapter, model.device, args, kwargs)
     seeds = seed_count(model, batch)
     return output if seeds is None else output[:seeds]
+
+
+def runner_of(model: Any) -> Any:
+    """What is called for a forward: the net, or the compiled forward of a fit in progress."""
+    return getattr(model, "compiled", None) or model.net
 
 
 def _forward(

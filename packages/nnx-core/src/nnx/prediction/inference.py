@@ -183,7 +183,7 @@ def _outputs(
     """(logits, sample ids) of each batch; the net is in eval mode until the last one."""
     ids = batches.SampleIds(model, X)
     in_memory = not batches.is_loader(X)
-    source = [batches.single_batch(model, X)] if in_memory else X
+    source = [batches.single_batch(model, X)] if in_memory else fast_batches(X)
     with eval_mode(model.net), batches.inference_context(model):
         for batch in source:
             output = batches.forward_inputs(model, batch, in_memory=in_memory)

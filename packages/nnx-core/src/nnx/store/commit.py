@@ -165,8 +165,11 @@ class Commit:
 
     def _abandon(self) -> None:
         try:
+            # Once LAST is published the epoch stands, and what is staged of it is
+            # completed by whoever comes next.
+            keep = LAST in self.published
             for point in self._points:
-                if point.tag in self.published:
+                if point.tag in self.published or keep:
                     continue
                 fs.remove_quietly(point.staged)
                 fs.remove_quietly(point.staged_manifest)

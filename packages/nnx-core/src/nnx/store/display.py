@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ RENDERER = "run.html"
 
 def summary(run: NNRun) -> dict[str, Any]:
     """What there is to say of a run: its configuration and its last epoch."""
-    rows: dict[str, Any] = dict(run.state())
+    rows: dict[str, Any] = _shown(run.state())
     idps = run.idps or []
     if idps:
         last = idps[-1]
@@ -56,6 +57,25 @@ def as_html(run: NNRun) -> str:
         for key, value in flatten_dict(summary(run)).items()
     )
     return f"<table><caption>Run {escape(run.id)}</caption>{rows}</table>"
+
+
+def _shown(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with registered things by ``id@vN`` and modules by their class."""
+    if state.get("kind") == "runtime":
+        return {"kind": "runtime", "module": state["module"], "reconstructible": False}
+    shown: dict[str, Any] = {}
+    for key, value in state.items():
+        if key == "factory" and isinstance(value, Mapping):
+            shown.update(_registered(value))
+        elif isinstance(value, Mapping) and value.get("kind") == "registered":
+            shown[key] = {"kind": "registered", **_registered(value), "seed": value["seed"]}
+        else:
+            shown[key] = _shown(value) if isinstance(value, Mapping) else value
+    return shown
+
+
+def _registered(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {"factory": f"{value['id']}@v{value['version']}", "config": value["config"]}
 
 
 def _scores(record: Any) -> dict[str, float]:

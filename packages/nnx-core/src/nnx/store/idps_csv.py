@@ -58,6 +58,7 @@ class CsvHistory:
         self._before: tuple[int, int] | None = None  # (bytes, rows) before the last append
 
     def append(self, records: Sequence[NNIterationDataPoint]) -> None:
+        self._before = (self._size, self._rows)
         if not records:
             return
         rows = [flatten(record) for record in records]
@@ -65,12 +66,12 @@ class CsvHistory:
         fresh = [c for c in dict.fromkeys(k for row in rows for k in row) if c not in known]
         if fresh:
             self._widen(fresh)
+            self._before = (self._size, self._rows)
         text = io.StringIO()
         write = csv.writer(text, lineterminator="\n").writerow
         for number, row in enumerate(rows, start=self._rows):
             write([number, *(_cell(row.get(column)) for column in self._columns)])
         data = text.getvalue().encode()
-        self._before = (self._size, self._rows)
         descriptor = fs.disk.open_append(self.path)
         try:
             # A writer that died, or a failed append, may have left more than we committed.
@@ -98,7 +99,8 @@ class CsvHistory:
 
     def _widen(self, fresh: list[str]) -> None:
         columns = [*self._columns, *fresh]
-        with fs.atomic_write(self.path, "wb", strict=True) as stream:
+        # The append that follows flushes this very file, and fails if that fails.
+        with fs.atomic_write(self.path, "wb") as stream:
             stream.write(_line(["", *columns]))
             if self._rows:
                 with open(self.path, encoding="utf-8", newline="") as old:
@@ -106,8 +108,8 @@ class CsvHistory:
                     next(reader)
                     for row, _ in zip(reader, range(self._rows)):
                         stream.write(_line([*row, *[""] * len(fresh)]))
-            self._size = stream.tell()
-        self._columns = columns
+            size = stream.tell()
+        self._columns, self._size = columns, size
 
 
 def write(path: str, records: Iterable[NNIterationDataPoint]) -> int:

@@ -9,9 +9,17 @@ from typing import Any
 import yaml
 
 from nnx.utils.files import atomic_write
+from nnx.utils.yamlio import read_exponents
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Dumper(_SafeDumper):  # type: ignore[misc]
+    """Quotes a string such as ``1e5``, so that every YAML reader sees a string."""
+
+
+read_exponents(_Dumper)
 
 
 def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -79,6 +79,11 @@ class EpochRecorder:
         self._summary = EpochSummary(model, metrics) if summarize or metrics else None
         self._plain_loss = self._loss_of_plain_batches()
 
+    @property
+    def summarizes(self) -> bool:
+        """Whether a whole-epoch summary is collected, which reads each batch's denominator."""
+        return self._summary is not None
+
     def begin_epoch(self) -> None:
         """Start the sums of a new epoch."""
         if self._summary is not None:

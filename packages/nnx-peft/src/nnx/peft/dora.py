@@ -32,6 +32,11 @@ class DoRALinear(LoRALinear):
     def __init__(
         self, base: nn.Linear, *, r: int = 8, alpha: float = 16.0, dropout: float = 0.0
     ) -> None:
+        if isinstance(base, nn.Linear) and not _computes_plainly(base):
+            raise ValueError(
+                f"DoRA recomposes the weight of a plain nn.Linear; this {type(base).__name__} "
+                "computes in its own way. Use LoRA for it"
+            )
         super().__init__(base, r=r, alpha=alpha, dropout=dropout)
         with torch.no_grad():
             norms = row_norms(accumulate(base.weight)).to(base.weight.dtype)
@@ -63,6 +68,15 @@ class DoRALinear(LoRALinear):
             return {"weight": self.effective_weight()}
         finally:
             self.lora_dropout.train(training)
+
+
+def _computes_plainly(base: nn.Linear) -> bool:
+    weight = type(base.weight)
+    return type(base).forward is nn.Linear.forward and weight in (
+        nn.Parameter,
+        torch.Tensor,
+        nn.parameter.UninitializedParameter,
+    )
 
 
 def row_norms(v: torch.Tensor) -> torch.Tensor:

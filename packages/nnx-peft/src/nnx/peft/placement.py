@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,8 @@ def select(
         for slot in every
         if isinstance(slot.module, kinds) and not slot.holds_base and any(map(matches, slot.paths))
     ]
-    problems = _problems(chosen, every)
+    # Every name of one layer has the same problem: say it once.
+    problems = dict.fromkeys(message for _, message in problems_with(chosen, every))
     if problems:
         raise ValueError("nothing was adapted:\n" + "\n".join(f"- {p}" for p in problems))
     return chosen
@@ -78,7 +79,7 @@ def examine(
     """The slots at exactly these paths, and what is wrong with them as (target, problem)."""
     every = slots(root)
     by_path = {path: slot for slot in every for path in slot.paths}
-    chosen: list[Slot] = []
+    chosen: dict[Slot, str] = {}
     problems: list[tuple[str, str]] = []
     wanted = " or ".join(kind.__name__ for kind in kinds)
     for target in targets:
@@ -90,11 +91,41 @@ def examine(
         elif not isinstance(slot.module, kinds):
             problems.append((target, f"it is a {type(slot.module).__name__}, not a {wanted}"))
         elif slot in chosen:
-            problems.append((target, f"it is the same layer as {slot.path!r}, named twice"))
+            problems.append((target, f"it is the same layer as {chosen[slot]!r}, named twice"))
         else:
-            chosen.append(slot)
-            problems += [(target, problem) for problem in _problems([slot], every)]
-    return chosen, problems
+            chosen[slot] = target
+    problems += [(chosen[slot], message) for slot, message in problems_with(chosen, every)]
+    return list(chosen), problems
+
+
+def problems_with(chosen: Iterable[Slot], every: Sequence[Slot]) -> Iterator[tuple[Slot, str]]:
+    """Why a chosen slot's layer cannot be replaced."""
+    registered: dict[int, list[Slot]] = {}
+    for slot in every:
+        registered.setdefault(id(slot.module), []).append(slot)
+    for slot in chosen:
+        aliases = registered[id(slot.module)]
+        if len(aliases) > 1:
+            names = ", ".join(repr(path) for alias in aliases for path in alias.paths)
+            yield (
+                slot,
+                f"one {type(slot.module).__name__} is registered as {names}; a replacement would "
+                "split it into independent layers. Register it once, or select only layers "
+                "without aliases",
+            )
+        if any(
+            isinstance(slot.parent, parent) and slot.name in names
+            for parent, names in _READ_BY_PARENT
+        ):
+            yield (
+                slot,
+                f"{slot.path!r} is read directly by its {type(slot.parent).__name__}, which would "
+                "bypass a replacement. Select other projections",
+            )
+        try:
+            floating_weight(slot.module)
+        except ValueError as error:
+            yield slot, f"{slot.path!r}: {error}"
 
 
 def wrap(chosen: Iterable[Slot], build: Callable[[nn.Module], nn.Module]) -> int:
@@ -112,13 +143,6 @@ def wrap(chosen: Iterable[Slot], build: Callable[[nn.Module], nn.Module]) -> int
     return len(wrappers)
 
 
-def read_by_parent(slot: Slot) -> bool:
-    """Whether the slot's parent reads the layer's weight instead of calling the layer."""
-    return any(
-        isinstance(slot.parent, parent) and slot.name in names for parent, names in _READ_BY_PARENT
-    )
-
-
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     """Whether a path matches any of the globs; refuses an empty list of them."""
     if not patterns:
@@ -128,32 +152,6 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
             raise TypeError(f"a name pattern must be a string, not {type(pattern).__name__}")
     expression = re.compile("|".join(fnmatch.translate(p) for p in patterns))
     return lambda path: expression.match(path) is not None
-
-
-def _problems(chosen: Sequence[Slot], every: Sequence[Slot]) -> list[str]:
-    registered: dict[int, list[Slot]] = {}
-    for slot in every:
-        registered.setdefault(id(slot.module), []).append(slot)
-    problems: dict[str, None] = {}  # ordered, without repeats
-    for slot in chosen:
-        aliases = registered[id(slot.module)]
-        if len(aliases) > 1:
-            names = ", ".join(repr(path) for alias in aliases for path in alias.paths)
-            problems[
-                f"one {type(slot.module).__name__} is registered as {names}; a wrapper would split "
-                "it into independent layers. Register it once, or select only layers without "
-                "aliases"
-            ] = None
-        if read_by_parent(slot):
-            problems[
-                f"{slot.path!r} is read directly by its {type(slot.parent).__name__}, which "
-                "would bypass a wrapper. Select other projections"
-            ] = None
-        try:
-            floating_weight(slot.module)
-        except ValueError as error:
-            problems[f"{slot.path!r}: {error}"] = None
-    return list(problems)
 
 
 def meta_copy(net: nn.Module) -> nn.Module:

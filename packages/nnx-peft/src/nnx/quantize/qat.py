@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnx.callbacks import Callback
 from nnx.params import NNCheckpointTransform
-from nnx.peft.placement import read_by_parent, slots
+from nnx.peft.placement import problems_with, slots
 from nnx.quantize.torchao import require
 from nnx.seeding import isolated_rng
 from torch import nn
@@ -124,12 +124,14 @@ def eligible(net: nn.Module, groupsize: int) -> tuple[str, ...]:
 
 
 def _refuse_unreachable(net: nn.Module, targets: tuple[str, ...]) -> None:
-    for slot in slots(net):
-        if slot.path in targets and read_by_parent(slot):
-            raise ValueError(
-                f"{slot.path!r} is read directly by its {type(slot.parent).__name__}, which cannot "
-                "use a quantized weight; train another net or choose a groupsize that leaves it out"
-            )
+    every = slots(net)
+    chosen = [slot for slot in every if not set(targets).isdisjoint(slot.paths)]
+    problems = dict.fromkeys(message for _, message in problems_with(chosen, every))
+    if problems:
+        raise ValueError(
+            "the net cannot be quantized with this groupsize; choose one that leaves "
+            "these layers out, or another net:\n" + "\n".join(f"- {p}" for p in problems)
+        )
 
 
 def _quantizer_class(qat_config: str) -> Any:

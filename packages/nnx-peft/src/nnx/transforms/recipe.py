@@ -157,7 +157,11 @@ class TransformRecipe:
 
     def _try(self, net: nn.Module) -> Iterable[Problem]:
         """Replay on a meta copy, operation by operation, up to the first that fails."""
-        trial = meta_copy(net)
+        try:
+            trial = meta_copy(net)
+        except Exception as error:  # a module may hold anything, a lock or an open file
+            reason = f"the net cannot be copied for a trial: {type(error).__name__}: {error}"
+            return [Problem(None, None, reason)]
         for index, op in enumerate(self.operations):
             try:
                 replay = registry("transform").resolve(op.id, op.version)
