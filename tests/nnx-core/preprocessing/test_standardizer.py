@@ -235,10 +235,11 @@ def test_a_single_row_is_exactly_its_row_of_the_batch(dtype, table):
 
 
 def test_chunks_do_not_show(monkeypatch):
-    import nnx.preprocessing
-
     whole = FITTED.transform(FRAME)
-    monkeypatch.setattr(nnx.preprocessing, "_CHUNK", 3)
+    monkeypatch.setattr("nnx.data.statistics._CHUNK", 6)  # two rows of three columns
+    again = Standardizer.fit(FRAME, rows=ROWS, columns=COLUMNS)
+    assert again.mean == pytest.approx(FITTED.mean, rel=1e-15)
+    assert again.scale == pytest.approx(FITTED.scale, rel=1e-15)
     assert torch.equal(FITTED.transform(FRAME), whole)
     assert torch.equal(FITTED.transform(FRAME[COLUMNS].to_numpy()), whole)
     broken = FRAME.assign(income=[1.0, 2.0, 3.0, np.inf])

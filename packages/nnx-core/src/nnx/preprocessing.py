@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +27,12 @@ from nnx.data.columns import (
 )
 from nnx.data.statistics import (
     PreprocessingError,
+    as_table,
+    column_chunks,
     frame_column,
     moments,
+    row_chunks,
     row_positions,
-    rows_of,
     to_numpy,
 )
 from nnx.utils import validation as check
@@ -44,7 +47,6 @@ _DTYPES = {
     "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
     "float64": torch.float64,
 }  # fmt: skip
-_CHUNK = 65_536  # rows that are converted at a time: bounds the float64 copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +121,17 @@ class Standardizer:
         if is_frame(source):
             labels = labels or column_labels(source.columns, PreprocessingError)
             where = locate_labels(list(source.columns), labels, PreprocessingError)
-            parts = [
-                moments(frame_column(source, positions, c, n), n) for c, n in zip(where, labels)
-            ]
-            mean, scale = [m for m, _ in parts], [s for _, s in parts]
+            table = [frame_column(source, positions, c, n) for c, n in zip(where, labels)]
+            found = moments(lambda: column_chunks(table), labels)
         else:
-            table = rows_of(source, positions)
-            width = table.shape[1]
+            source, chosen = as_table(source, positions)
+            width = source.shape[1]
             if labels is not None and len(labels) != width:
                 raise PreprocessingError(f"{len(labels)} columns are named but rows have {width}")
-            parts = [moments(table[:, j], labels[j] if labels else j) for j in range(width)]
-            mean, scale = [m for m, _ in parts], [s for _, s in parts]
+            found = moments(lambda: row_chunks(source, chosen), labels or range(width))
         return cls(
-            mean=tuple(mean),
-            scale=tuple(scale),
+            mean=tuple(mean for mean, _ in found),
+            scale=tuple(scale for _, scale in found),
             columns=labels,
             dtype=name,
             fit_rows=len(positions),
@@ -156,27 +155,22 @@ class Standardizer:
         if is_frame(data):
             where = self._locate(list(data.columns))
             columns = [frame_column(data, None, c, data.columns[c]) for c in where]
-            result = torch.empty(len(data), self.n_features, dtype=_DTYPES[self.dtype])
-            for start in range(0, len(data), _CHUNK):
-                chunk = np.stack(
-                    [c[start : start + _CHUNK].astype(np.float64) for c in columns], axis=1
-                )
-                result[start : start + _CHUNK] = self._scaled(chunk, start)
-            return result
-        if not isinstance(data, (torch.Tensor, np.ndarray)):
+            chunks = column_chunks(columns)
+        elif not isinstance(data, (torch.Tensor, np.ndarray)):
             raise PreprocessingError(
                 f"transform takes a DataFrame, or a 2-D tensor or array, not {type(data).__name__}"
             )
-        if data.ndim != 2 or data.shape[1] != self.n_features:
+        elif data.ndim != 2 or data.shape[1] != self.n_features:
             raise PreprocessingError(
                 f"transform expects shape (rows, {self.n_features}), got {tuple(data.shape)}"
             )
-        result = torch.empty(tuple(data.shape), dtype=_DTYPES[self.dtype])
-        for start in range(0, len(data), _CHUNK):
-            chunk = numeric_array(
-                to_numpy(data[start : start + _CHUNK]), "the data", PreprocessingError
-            )
-            result[start : start + _CHUNK] = self._scaled(chunk, start)
+        else:
+            chunks = row_chunks(data, np.arange(len(data)))
+        result = torch.empty(len(data), self.n_features, dtype=_DTYPES[self.dtype])
+        start = 0
+        for chunk in chunks:
+            self._scale_into(result[start : start + len(chunk)], chunk, start)
+            start += len(chunk)
         return result.to(data.device) if isinstance(data, torch.Tensor) else result
 
     def __call__(self, sample: Any) -> torch.Tensor:
@@ -195,7 +189,8 @@ class Standardizer:
                 f"a row has {self.n_features} values, got shape {row.shape}; "
                 f"use transform() for several rows"
             )
-        result = self._scaled(row[None], 0)[0]
+        result = torch.empty(self.n_features, dtype=_DTYPES[self.dtype])
+        self._scale_into(result[None], row[None], 0)
         return result.to(sample.device) if isinstance(sample, torch.Tensor) else result
 
     def _locate(self, present: list[Any]) -> list[int]:
@@ -211,10 +206,12 @@ class Standardizer:
             )
         return where
 
-    def _scaled(self, rows: Array, start: int) -> torch.Tensor:
+    def _scale_into(self, result: torch.Tensor, rows: Array, start: int) -> None:
         values = np.asarray(rows, dtype=np.float64) - np.asarray(self.mean)
         values /= np.asarray(self.scale)
-        result = torch.from_numpy(values).to(_DTYPES[self.dtype])
+        result.copy_(torch.from_numpy(values))
+        if math.isfinite(result.sum(dtype=torch.float64)):
+            return  # one value that is not finite would make the sum so
         finite = torch.isfinite(result)
         if not finite.all():
             row, column = (~finite).nonzero()[0].tolist()
@@ -223,7 +220,6 @@ class Standardizer:
                 f"row {start + row}, column {label!r}: {rows[row, column]} does not become a "
                 f"finite {self.dtype}; drop or impute it first"
             )
-        return result
 
     # -- identity and serialization --------------------------------------------------
 

@@ -46,7 +46,19 @@ def fast_batches(loader: Iterable[Any]) -> Iterator[Any]:
     if gather is not None and type(fetcher).__name__ == "_MapDatasetFetcher":
         # torch's own iterator goes on drawing seeds and indices; only the fetch differs.
         iterator._dataset_fetcher = _IndexFetcher(gather, fetcher)  # type: ignore[attr-defined]
+        return _batches_of(iterator)
     return iterator
+
+
+def _batches_of(iterator: Any) -> Iterator[Any]:
+    """What ``next(iterator)`` gives, without a profiler range around each fetch."""
+    next_batch = iterator._next_data
+    while True:
+        try:
+            batch = next_batch()
+        except StopIteration:
+            return
+        yield batch
 
 
 class _Unusual(Exception):
