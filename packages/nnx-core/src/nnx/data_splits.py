@@ -19,11 +19,14 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nnx.data.split_strategies import SPLITS, by_class, by_group, by_time
 from nnx.data.split_values import (
     SampleId,
     SplitError,
     Times,
+    as_integers,
     as_list,
     plain_values,
     repeated,
@@ -423,7 +426,11 @@ def _chronological(times: Times, cutoffs: Any, gap: Any) -> tuple[Any, dict[str,
 
 
 def _deal(members: Sequence[SampleId], codes: Any) -> dict[str, tuple[SampleId, ...]]:
+    """The members of each code, sorted."""
+    ids = as_integers(members)
+    if ids is not None:  # far quicker than sorting Python integers
+        return {n: tuple(np.sort(ids[codes == c]).tolist()) for c, n in enumerate(_MEMBERS)}
     return {
-        name: tuple(members[row] for row in (codes == code).nonzero()[0].tolist())
+        name: tuple(sorted(members[row] for row in (codes == code).nonzero()[0].tolist()))
         for code, name in enumerate(_MEMBERS)
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nnx.data.split_values import SplitError, Times, some
+from nnx.data.split_values import SplitError, Times, as_integers, some
 
 SPLITS = ("train", "validation", "test")
 Codes = np.ndarray[Any, np.dtype[np.int8]]
@@ -146,6 +146,10 @@ def by_time(times: Times, cutoffs: Sequence[int | float | None], gap: int | floa
 
 def _encode(values: Sequence[Any]) -> tuple[list[Any], np.ndarray[Any, np.dtype[np.intp]]]:
     """The distinct values, sorted, and each row's position among them."""
+    integers = as_integers(values)
+    if integers is not None:
+        distinct, positions = np.unique(integers, return_inverse=True)
+        return distinct.tolist(), positions.reshape(-1)
     names = sorted(set(values))
     codes = {name: code for code, name in enumerate(names)}
     return names, np.fromiter((codes[v] for v in values), dtype=np.intp, count=len(values))

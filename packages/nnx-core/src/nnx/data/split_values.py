@@ -7,7 +7,7 @@ import math
 import numbers
 import operator
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,7 +29,13 @@ class SplitError(ValueError):
 def sample_ids(values: Iterable[Any]) -> list[SampleId]:
     """Ids as plain strings or integers, one type, none twice."""
     ids = plain_values(values, "ids", (str, int))
-    if len(set(ids)) != len(ids):
+    integers = as_integers(ids)
+    if integers is not None:
+        ordered = np.sort(integers)
+        twice = bool((ordered[1:] == ordered[:-1]).any())
+    else:
+        twice = len(set(ids)) != len(ids)
+    if twice:
         raise SplitError(f"ids must be unique; repeated: {some(repeated(ids))}")
     return ids
 
@@ -59,6 +65,16 @@ def as_list(values: Any, what: str) -> list[Any]:
         raise SplitError(f"{what} must have one dimension, not {values.ndim}")
     convert = getattr(values, "tolist", None)
     return convert() if callable(convert) else list(values)
+
+
+def as_integers(column: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """Plain integers as an array; ``None`` for other values, and for integers beyond 64 bits."""
+    if not len(column) or type(column[0]) is not int:
+        return None
+    try:
+        return np.array(column, dtype=np.int64)
+    except OverflowError:
+        return None
 
 
 def repeated(values: Iterable[Any]) -> list[Any]:
