@@ -82,7 +82,7 @@ class TestMagnitude:
 
     @pytest.mark.parametrize("sparsity", [1.0, -0.1, 1.5, float("nan"), "half", True])
     def test_a_sparsity_outside_its_domain_is_refused(self, sparsity):
-        with pytest.raises(ValueError, match=r"sparsity must be .*\[0, 1\)"):
+        with pytest.raises(ValueError, match="sparsity must be a finite real number >= 0 and < 1"):
             magnitude_prune(model(), sparsity)
 
     def test_a_parametrized_weight_is_refused_before_anything_is_pruned(self):

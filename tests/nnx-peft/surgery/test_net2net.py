@@ -148,7 +148,7 @@ class TestWiden:
 
     @pytest.mark.parametrize("width", [6, 5, 0, True, 7.0])
     def test_the_width_must_grow(self, width):
-        with pytest.raises(ValueError, match="above the 6 outputs of '0'"):
+        with pytest.raises(ValueError, match="new_width must be an integer >= 7"):
             widen(sequential(), layer_name="0", new_width=width)
 
     def test_shared_layers_and_tensors_are_refused(self):

@@ -7,6 +7,7 @@ import json
 import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from nnx import Activations, FeedFwdNN, Losses, Nets, NNCheckpointTransform, NNModelParams, NNParams
@@ -79,6 +80,13 @@ class TestOperations:
 
     def test_an_integer_and_a_float_scale_are_the_same_operation(self):
         assert lora("a", alpha=16) == lora("a", alpha=16.0)
+
+    def test_numpy_numbers_are_recorded_as_plain_ones(self):
+        op = lora("a", r=np.int64(4), alpha=np.float32(2.0), dropout=np.float64(0.5))
+        assert op == lora("a", r=4, alpha=2.0, dropout=0.5)
+        types = {k: type(v) for k, v in op.state()["config"].items()}
+        assert types == {"r": int, "alpha": float, "dropout": float}
+        assert low_rank("a", rank=np.int32(3)) == low_rank("a", rank=3)
 
     def test_the_config_is_read_only(self):
         op = lora("a")
@@ -224,7 +232,7 @@ class TestRefusals:
             ((lora("layers.*"),), "no such submodule"),
             ((lora("layers.0"), lora("layers.0")), "operation 1: 'layers.0': it is a LoRALinear"),
             ((lora("layers.0"), lora("layers.0.base")), "it is the base of a wrapper already"),
-            ((low_rank("layers.0", rank=7),), r"rank must be an integer in \[1, 6\]"),
+            ((low_rank("layers.0", rank=7),), "rank must be an integer >= 1 and <= 6"),
             (
                 (TransformOp(id="nnx.dora", targets=("a",)),),
                 "no transform is registered as nnx.dora",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from nnx.utils import validation as check
 from torch import nn
 
 
@@ -20,9 +21,8 @@ class AdapterLayer(nn.Module):
     def __init__(
         self, dim: int, bottleneck: int, activation: Callable[[], nn.Module] = nn.GELU
     ) -> None:
-        for name, value in (("dim", dim), ("bottleneck", bottleneck)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer >= 1, not {value!r}")
+        dim = check.count("AdapterLayer", "dim", dim)
+        bottleneck = check.count("AdapterLayer", "bottleneck", bottleneck)
         super().__init__()
         self.dim = dim
         self.bottleneck = bottleneck

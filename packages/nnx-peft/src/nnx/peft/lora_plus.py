@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from nnx.finetune import NNParamGroupSpec
 from nnx.peft.low_rank import LowRank
+from nnx.utils import validation as check
 from torch import nn
 
 
@@ -37,5 +37,4 @@ def lora_plus_specs(*, ratio: float = 16.0) -> list[NNParamGroupSpec]:
 
 def _check(**values: float) -> None:
     for name, value in values.items():
-        if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be a positive finite number, not {value!r}")
+        check.real("LoRA+", name, value, above=0)

@@ -12,11 +12,13 @@ from torch import nn
 DEFAULT = "default"  # the adapter that a wrapper is built with
 
 
-def check_hyperparameters(r: int, alpha: float, dropout: float) -> None:
-    """Refuse a rank, scale or dropout outside its domain."""
-    check.count("LoRA", "r", r)
-    check.real("LoRA", "alpha", alpha, above=0)
-    check.real("LoRA", "dropout", dropout, at_least=0, below=1)
+def check_hyperparameters(r: int, alpha: float, dropout: float) -> tuple[int, float, float]:
+    """Rank, scale and dropout as plain numbers; refuses one outside its domain."""
+    return (
+        check.count("LoRA", "r", r),
+        float(check.real("LoRA", "alpha", alpha, above=0)),
+        float(check.real("LoRA", "dropout", dropout, at_least=0, below=1)),
+    )
 
 
 class LowRank(nn.Module):
@@ -83,7 +85,7 @@ class LoRALayer(AdaptedLayer, LowRank):
     def __init__(
         self, base: nn.Module, *, r: int, alpha: float, dropout: float, rslora: bool
     ) -> None:
-        check_hyperparameters(r, alpha, dropout)
+        r, alpha, dropout = check_hyperparameters(r, alpha, dropout)
         floating_weight(base)
         super().__init__(base)
         self._set_low_rank(r=r, alpha=alpha, dropout=dropout, rslora=rslora, training=base.training)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 
 import torch
 from nnx.peft.dora import DoRALinear
 from nnx.peft.low_rank import DEFAULT, LoRALayer, NamedAdapter, check_hyperparameters
 from nnx.peft.placement import matcher
+from nnx.utils import validation as check
 from torch import nn
 
 
@@ -38,7 +38,7 @@ def add_adapter(
     identifier, when no wrapper matches, or when a DoRA layer does, which has
     room for one adapter only.
     """
-    check_hyperparameters(r, alpha, dropout)
+    r, alpha, dropout = check_hyperparameters(r, alpha, dropout)
     _check_new_name(module, name)
     matches = matcher(name_patterns or ("*",))
     chosen: dict[LoRALayer, str] = {}
@@ -120,10 +120,9 @@ def combine_adapters(
     for part, weight in weights.items():
         if part not in known:
             raise ValueError(f"no layer has an adapter called {part!r}; there are {list(known)}")
-        if not math.isfinite(weight):
-            raise ValueError(f"the weight of {part!r} must be finite, not {weight!r}")
+        check.real("combine_adapters", f"weights[{part!r}]", weight)
     if rank is not None:
-        check_hyperparameters(rank, 1.0, 0.0)
+        rank = check.count("combine_adapters", "rank", rank)
     built: list[tuple[LoRALayer, NamedAdapter]] = []
     for layer in lora_layers(module):
         if isinstance(layer, DoRALinear):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from nnx.peft.ownership import Source, load_keys, save_tensors
-from nnx.peft.transformer import check_count, placement_of, require_transformer
+from nnx.peft.transformer import placement_of, require_transformer
+from nnx.utils import validation as check
 from torch import nn
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ class PrefixTuner(nn.Module):
         self, model: TransformerNN, *, n_prefix: int = 10, n_layers: int | None = None
     ) -> None:
         require_transformer(model, "PrefixTuner")
-        check_count("n_prefix", n_prefix)
+        n_prefix = check.count("PrefixTuner", "n_prefix", n_prefix)
         blocks = list(model.blocks)
         if n_layers is not None:
-            check_count("n_layers", n_layers, len(blocks))
+            n_layers = check.count("PrefixTuner", "n_layers", n_layers, at_most=len(blocks))
         if any(block.attn.kv_prefix is not None for block in blocks):
             raise ValueError(
                 "the model is prefix-tuned already; a second prefix would replace the first one. "

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from nnx.peft.ownership import Source, load_keys, save_tensors
-from nnx.peft.transformer import check_count, placement_of, require_transformer
+from nnx.peft.transformer import placement_of, require_transformer
+from nnx.utils import validation as check
 from torch import nn
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ class PromptTuner(nn.Module):
 
     def __init__(self, model: TransformerNN, *, n_prompt_tokens: int = 20) -> None:
         require_transformer(model, "PromptTuner")
-        check_count("n_prompt_tokens", n_prompt_tokens, model.params.max_seq_len - 1)
+        n_prompt_tokens = check.count(
+            "PromptTuner", "n_prompt_tokens", n_prompt_tokens, at_most=model.params.max_seq_len - 1
+        )
         super().__init__()
         self.model = model
         self.n_prompt_tokens = n_prompt_tokens

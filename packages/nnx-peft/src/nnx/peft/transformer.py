@@ -49,10 +49,3 @@ def placement_of(layer: nn.Module) -> torch.Tensor:
     while isinstance(layer, AdaptedLayer):
         layer = layer.base
     return floating_weight(layer)
-
-
-def check_count(name: str, value: int, largest: int | None = None) -> None:
-    within = largest is None or value <= largest
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or not within:
-        domain = ">= 1" if largest is None else f"in [1, {largest}]"
-        raise ValueError(f"{name} must be an integer {domain}, not {value!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 
+from nnx.utils import validation as check
 from torch import nn
 from torch.nn.utils import prune
 
@@ -26,12 +27,7 @@ def magnitude_prune(
     Raises ``ValueError``, and changes nothing, for a sparsity outside [0, 1) or
     a matching layer whose weight is parametrized.
     """
-    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)):
-        raise ValueError(f"sparsity must be a number in [0, 1), not {sparsity!r}")
-    if not 0.0 <= sparsity < 1.0:
-        raise ValueError(
-            f"sparsity must be in [0, 1), not {sparsity!r}: a layer of zeros computes nothing"
-        )
+    sparsity = check.real("magnitude_prune", "sparsity", sparsity, at_least=0, below=1)
     chosen = {
         module: name
         for name, module in net.named_modules(remove_duplicate=False)

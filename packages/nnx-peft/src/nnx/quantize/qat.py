@@ -10,6 +10,7 @@ from nnx.params import NNCheckpointTransform
 from nnx.peft.placement import problems_with, slots
 from nnx.quantize.torchao import require
 from nnx.seeding import isolated_rng
+from nnx.utils import validation as check
 from torch import nn
 
 if TYPE_CHECKING:
@@ -60,8 +61,7 @@ class QATLifecycleCallback(Callback):
     """
 
     def __init__(self, qat_config: str = "8da4w", *, groupsize: int = 32) -> None:
-        if isinstance(groupsize, bool) or not isinstance(groupsize, int) or groupsize < 1:
-            raise ValueError(f"groupsize must be an integer >= 1, not {groupsize!r}")
+        groupsize = check.count("QATLifecycleCallback", "groupsize", groupsize)
         self.quantizer: Any = _quantizer_class(qat_config)(groupsize=groupsize)
         self.qat_config = qat_config
         self.groupsize = groupsize

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from nnx.utils import validation as check
 from torch import nn
 
 InitStrategy = Literal["zeros", "copy_mean"]
@@ -28,9 +29,10 @@ def expand_embedding(
     """
     if not isinstance(emb, nn.Embedding):
         raise TypeError(f"expand_embedding takes an nn.Embedding, not a {type(emb).__name__}")
-    size, old = new_num_embeddings, emb.num_embeddings
-    if isinstance(size, bool) or not isinstance(size, int) or size <= old:
-        raise ValueError(f"new_num_embeddings must be an integer above {old}, not {size!r}")
+    old = emb.num_embeddings
+    size = check.count(
+        "expand_embedding", "new_num_embeddings", new_num_embeddings, at_least=old + 1
+    )
     if init not in ("zeros", "copy_mean"):
         raise ValueError(f"init must be 'zeros' or 'copy_mean', not {init!r}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from nnx.utils import validation as check
 from torch import nn
 
 _METHODS = ("svd",)
@@ -27,18 +28,14 @@ class LowRankLinear(nn.Sequential):
         return self.factors[1].out_features
 
 
-def check_rank(linear: nn.Module, rank: int, method: str) -> None:
-    """Refuse what :func:`low_rank_factorize` refuses."""
+def check_rank(linear: nn.Module, rank: int, method: str) -> int:
+    """The rank as a plain integer; refuses what :func:`low_rank_factorize` refuses."""
     if not isinstance(linear, nn.Linear):
         raise TypeError(f"low_rank_factorize takes an nn.Linear, not a {type(linear).__name__}")
     if method not in _METHODS:
         raise ValueError(f"method must be one of {', '.join(map(repr, _METHODS))}, not {method!r}")
     largest = min(linear.in_features, linear.out_features)
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= largest:
-        raise ValueError(
-            f"rank must be an integer in [1, {largest}] for a Linear of {linear.in_features} "
-            f"inputs and {linear.out_features} outputs, not {rank!r}"
-        )
+    return check.count("low_rank_factorize", "rank", rank, at_most=largest)
 
 
 def allocate_factors(linear: nn.Linear, rank: int) -> LowRankLinear:
@@ -68,7 +65,7 @@ def low_rank_factorize(linear: nn.Linear, *, rank: int, method: str = "svd") -> 
     Raises ``TypeError`` for another kind of module and ``ValueError`` for a
     rank outside ``[1, min(in, out)]`` or an unknown ``method``.
     """
-    check_rank(linear, rank, method)
+    rank = check_rank(linear, rank, method)
     factors = allocate_factors(linear, rank)
     weight = linear.weight
     exact = weight if weight.dtype == torch.float64 else weight.float()

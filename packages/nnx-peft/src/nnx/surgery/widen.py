@@ -15,6 +15,7 @@ from nnx.surgery.sites import (
     is_plain_sequential,
     require_unshared,
 )
+from nnx.utils import validation as check
 from torch import nn
 
 
@@ -41,11 +42,7 @@ def widen(
     if not isinstance(site.layer, nn.Linear):
         raise TypeError(f"{layer_name!r} is a {type(site.layer).__name__}, not a Linear")
     width = site.layer.out_features
-    if isinstance(new_width, bool) or not isinstance(new_width, int) or new_width <= width:
-        raise ValueError(
-            f"new_width must be an integer above the {width} outputs of {layer_name!r}, "
-            f"not {new_width!r}"
-        )
+    new_width = check.count("widen", "new_width", new_width, at_least=width + 1)
     consumer_name = _consumer(model, site)
     for path in (layer_name, consumer_name):
         require_unshared(model, find(model, path).layer, path)  # type: ignore[arg-type]

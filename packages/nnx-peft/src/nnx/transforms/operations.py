@@ -16,6 +16,7 @@ from nnx.peft.placement import examine, wrap
 from nnx.seeding import isolated_rng
 from nnx.surgery.low_rank import allocate_factors, check_rank, low_rank_factorize
 from nnx.transforms.recipe import TransformOp
+from nnx.utils import validation as check
 from torch import nn
 
 LORA, LOW_RANK = "nnx.lora", "nnx.low_rank"
@@ -23,8 +24,8 @@ LORA, LOW_RANK = "nnx.lora", "nnx.low_rank"
 
 def lora(*targets: str, r: int = 8, alpha: float = 16.0, dropout: float = 0.0) -> TransformOp:
     """LoRA wrappers on exactly these Linears (see :func:`nnx.peft.apply_lora_to`)."""
-    check_hyperparameters(r, alpha, dropout)
-    config = {"r": r, "alpha": float(alpha), "dropout": float(dropout)}
+    r, alpha, dropout = check_hyperparameters(r, alpha, dropout)
+    config = {"r": r, "alpha": alpha, "dropout": dropout}
     return TransformOp(id=LORA, targets=targets, config=config)
 
 
@@ -33,8 +34,7 @@ def low_rank(*targets: str, rank: int, method: str = "svd") -> TransformOp:
 
     See :func:`nnx.surgery.low_rank_factorize`.
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"rank must be an integer >= 1, not {rank!r}")
+    rank = check.count("low_rank", "rank", rank)
     if method != "svd":
         raise ValueError(f"method must be 'svd', not {method!r}")
     return TransformOp(id=LOW_RANK, targets=targets, config={"rank": rank, "method": method})

@@ -15,6 +15,7 @@ from nnx.peft.placement import meta_copy
 from nnx.plugins.manager import registry
 from nnx.transforms.errors import Problem, RecipeError
 from nnx.transforms.optimizers import optimizer_problems
+from nnx.utils import validation as check
 from nnx.utils.jsonlike import canonical, freeze_mapping, thaw
 from torch import nn
 
@@ -36,10 +37,8 @@ class TransformOp:
     version: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.id, str) or not self.id:
-            raise ValueError(f"TransformOp.id must be a non-empty string, not {self.id!r}")
-        if isinstance(self.version, bool) or not isinstance(self.version, int) or self.version < 1:
-            raise ValueError(f"TransformOp.version must be an integer >= 1, not {self.version!r}")
+        object.__setattr__(self, "id", check.text("TransformOp", "id", self.id))
+        object.__setattr__(self, "version", check.count("TransformOp", "version", self.version))
         given: Any = self.targets
         if isinstance(given, str):
             raise ValueError(f"TransformOp.targets must be names in a tuple, not {given!r}")
