@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -351,3 +352,73 @@ def test_lr_monitor_keeps_a_rate_per_epoch_and_one_per_update_on_the_update_cloc
     assert monitor.update_history == [
         (0, 0.01), (1, 0.005), (2, 0.005), (3, 0.0025), (4, 0.0025), (5, 0.00125),
     ]  # fmt: skip
+
+
+# History ------------------------------------------------------------------------------------
+
+
+class Reads(Callback):
+    def __init__(self, access):
+        self.history_access, self.seen = access, []
+
+    def on_epoch_end(self, ctx):
+        self.seen.append([idp.iter_idx for idp in ctx.idps])
+
+    def on_train_end(self, ctx):
+        self.seen.append([idp.iter_idx for idp in ctx.idps])
+
+
+def test_a_journal_shows_its_window_and_the_whole_history_on_request(kit):
+    window, full = Reads("window"), Reads("full")
+    kit.model().train(
+        kit.train_params(n_epochs=2),
+        callbacks=[window, full, window_after := Reads("window")],
+        history=HistoryJournal(retention=4, chunk_size=2),
+    )
+    assert window.seen == [[2, 3, 4, 5], [8, 9, 10, 11], [8, 9, 10, 11]]
+    assert full.seen == [list(range(6)), list(range(12)), list(range(12))]
+    assert window_after.seen == window.seen
+
+
+def test_the_window_is_live_and_read_only(kit):
+    views = []
+
+    def look(ctx):
+        views.append(ctx.idps)
+        with pytest.raises(TypeError):
+            ctx.idps[0] = None
+        assert not hasattr(ctx.idps, "append")
+        assert ctx.idps[-2:] == list(ctx.idps)[-2:]
+
+    kit.model().train(
+        kit.train_params(n_epochs=2),
+        callbacks=[at("on_epoch_end", look)],
+        history=HistoryJournal(retention=4, chunk_size=2),
+    )
+    assert [idp.iter_idx for idp in views[0]] == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("callback", "match"),
+    [(lambda idps: None, "full list of records"), (Reads("most"), "history_access")],
+)
+def test_a_journal_refuses_what_would_need_the_full_list(kit, callback, match):
+    with pytest.raises(ValueError, match=match):
+        kit.model().train(
+            kit.train_params(), callbacks=[callback], history=HistoryJournal(retention=4)
+        )
+    assert not Path("runs").exists()
+
+
+def test_a_resumed_journal_continues_its_parent(kit):
+    from nnx.history import iter_history
+
+    journal = HistoryJournal(retention=4, chunk_size=2)
+    params = kit.train_params(n_epochs=2)
+    first = kit.model().train(params, history=journal)
+    child = kit.model().train(
+        dataclasses.replace(params, resume_from_run_id=first.id), history=journal
+    )
+    assert [i.epoch_idx for i in iter_history(child.id)] == [2] * 6 + [3] * 6
+    lineage = [i.epoch_idx for i in iter_history(child.id, lineage=True)]
+    assert lineage == [0] * 6 + [1] * 6 + [2] * 6 + [3] * 6

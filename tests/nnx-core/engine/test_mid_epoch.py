@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nnx import Checkpoints, NNCheckpoint
+from nnx import Callback, Checkpoints, NNCheckpoint
 
 SOURCE = Path(__file__).with_name("midepoch_cases.py")
 
@@ -97,3 +98,96 @@ def test_checkpoint_every_is_part_of_the_configuration_only_when_set(kit):
     assert kit.train_params(checkpoint_every=5).state()["checkpoint_every"] == 5
     with pytest.raises(ValueError, match="checkpoint_every"):
         kit.train_params(checkpoint_every=0)
+
+
+class StopHere(Exception):
+    pass
+
+
+class DieAt(Callback):
+    """Raises after so many committed updates; knows the run it was in."""
+
+    def __init__(self, updates):
+        self.updates = updates
+
+    def on_train_begin(self, ctx):
+        self.run = ctx.run.id
+        ctx.update_listeners.append(self._listen)
+
+    def _listen(self, ctx):
+        if ctx.committed_updates == self.updates:
+            raise StopHere
+
+
+def interrupted(kit, params, updates):
+    """The id of a run that died after so many updates."""
+    die = DieAt(updates)
+    with pytest.raises(StopHere):
+        kit.model(seed=0).train(params, callbacks=[die])
+    return die.run
+
+
+def test_latest_is_the_newer_of_the_point_and_the_last_epoch(kit):
+    params = kit.train_params(n_epochs=3, checkpoint_every=2)
+    whole = kit.model()
+    whole.train(dataclasses.replace(params, data_id="whole"))
+    run = interrupted(kit, params, 11)  # the second epoch, after a point at its fourth batch
+    request = {"resume_from_run_id": run, "resume_epochs": "planned"}
+    model = kit.model(seed=4)
+    rest = model.train(dataclasses.replace(params, resume_from_checkpoint="latest", **request))
+    assert rest.resume_status.source_checkpoint == "step"
+    assert [i.iter_idx for i in rest.idps] == list(range(6, 18))
+    assert kit.same(whole.net.state_dict(), model.net.state_dict())
+    again = kit.model(seed=5)
+    again.train(dataclasses.replace(params, resume_from_checkpoint="last", **request))
+    assert kit.same(whole.net.state_dict(), again.net.state_dict())
+
+
+def test_a_point_in_the_first_epoch_is_enough(kit):
+    params = kit.train_params(n_epochs=2, checkpoint_every=2)
+    whole = kit.model()
+    whole.train(dataclasses.replace(params, data_id="whole"))
+    run = interrupted(kit, params, 5)
+    model = kit.model(seed=4)
+    model.train(
+        dataclasses.replace(
+            params, resume_from_run_id=run, resume_from_checkpoint="latest", resume_epochs="planned"
+        )
+    )
+    assert kit.same(whole.net.state_dict(), model.net.state_dict())
+
+
+def test_additional_epochs_after_a_point_finish_its_epoch_first(kit):
+    params = kit.train_params(n_epochs=2, checkpoint_every=2)
+    run = interrupted(kit, params, 11)
+    rest = kit.model().train(
+        dataclasses.replace(params, resume_from_run_id=run, resume_from_checkpoint="step")
+    )
+    assert [i.epoch_idx for i in rest.idps] == [1] * 6 + [2] * 6
+    assert [i.iter_idx for i in rest.idps] == list(range(12))
+
+
+def test_a_killed_continuation_can_be_continued(kit):
+    """Two interruptions in the same epoch."""
+    params = kit.train_params(n_epochs=2, checkpoint_every=1)
+    whole = kit.model()
+    whole.train(dataclasses.replace(params, data_id="whole"))
+    run = interrupted(kit, params, 3)
+    request = {"resume_from_checkpoint": "step", "resume_epochs": "planned"}
+    second = dataclasses.replace(params, resume_from_run_id=run, **request)
+
+    middle = interrupted(kit, second, 5)
+    model = kit.model(seed=4)
+    rest = model.train(dataclasses.replace(params, resume_from_run_id=middle, **request))
+    assert kit.same(whole.net.state_dict(), model.net.state_dict())
+    assert [i.iter_idx for i in rest.idps] == list(range(12))
+
+
+def test_a_loader_that_is_too_short_for_the_point_is_refused(kit):
+    params = kit.train_params(n_epochs=2, checkpoint_every=4)
+    run = interrupted(kit, params, 5)
+    short = dataclasses.replace(
+        params, train_loader=kit.loader(32), resume_from_run_id=run, resume_from_checkpoint="step"
+    )
+    with pytest.raises(ValueError, match="ended before batch 4"):
+        kit.model().train(short)
