@@ -45,7 +45,7 @@ def test_a_manifest_reloads_equal(plan, tmp_path):
     ):
         assert again == plan
         assert again.digest() == plan.digest()
-        assert again.identity() == IdentityRef("digest", plan.digest())
+        assert again.identity() == IdentityRef("digest", f"sha256:{plan.digest()}")
 
 
 def test_the_digest_covers_everything():

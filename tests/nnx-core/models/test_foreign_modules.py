@@ -24,6 +24,8 @@ from nnx import (
     NNTrainParams,
     PositionalInputs,
     RuntimeModule,
+    TaskSpec,
+    TaskValidationError,
     register_model_factory,
     set_seed,
     unregister_model_factory,
@@ -440,3 +442,103 @@ def test_lazy_layers_train_uninitialized_and_reload_into_fresh_ones():
     assert module[0].weight.shape == (8, 5)
     rebuilt = NNModel.from_checkpoint(last_of(run), module=lazy())
     assert_same_state(rebuilt.net, module)
+
+
+def test_a_warm_resume_of_lazy_layers_needs_their_shapes():
+    module, data, _ = fresh("batchnorm-and-lazy")
+    run = model_of(module, None).train(plan(data, 4), callbacks=[StopAfter(1)])
+    resume = {"resume_from_run_id": run.id, "resume_mode": "stateful", "resume_epochs": "planned"}
+    raw = lazy()
+    with pytest.raises(ValueError, match=r"0.weight has no shape yet.*materialize its lazy layers"):
+        model_of(raw, None).train(plan(data, 4, **resume))
+    assert isinstance(raw[0], nn.LazyLinear)
+    ready = lazy()
+    ready(data.tensors[0])
+    model_of(ready, None).train(plan(data, 4, **resume))
+    straight, _, _ = fresh("batchnorm-and-lazy")
+    model_of(straight, None).train(plan(data, 4), salt="straight")
+    assert_same_state(ready, straight)
+
+
+class DeclaresItsLayout(nn.Module):
+    """Reads batches that no built-in adapter knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, CLASSES)
+
+    def unpack_batch(self, batch):
+        return batch["features"], batch["classes"]
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def test_a_module_with_its_own_layout_keeps_it():
+    X, y = vectors().tensors
+    module = DeclaresItsLayout()
+    model = model_of(module, None)
+    run = model.train(plan(StackDataset(features=X, classes=y), 2))
+    other = nn.Linear(5, CLASSES)
+    other.load_state_dict(module.layer.state_dict())
+    assert len(run.idps) == 8
+    expected = other(X).detach()
+    logits = model.predict(DataLoader(StackDataset(features=X, classes=y), batch_size=7)).logits
+    assert torch.equal(torch.as_tensor(logits), expected)
+
+
+def test_the_adapter_is_no_part_of_the_run():
+    def run_of(adapter):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(5, CLASSES))
+        return model_of(module, adapter).train(plan(vectors(), 1, overwrite_existing=True))
+
+    class Renamed(PositionalInputs):
+        pass
+
+    assert run_of(None).id == run_of(PositionalInputs()).id == run_of(Renamed()).id
+    assert "adapter" not in str(run_of(Renamed()).state())
+
+
+def test_several_positional_inputs():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(5, CLASSES), nn.Linear(2, CLASSES)
+
+        def forward(self, x, z):
+            return self.a(x) + self.b(z)
+
+    X, y = vectors().tensors
+    Z = torch.randn(N, 2, generator=generator())
+    module = Pair()
+    model = model_of(module, PositionalInputs(2))
+    model.train(plan(TensorDataset(X, Z, y), 2))
+    assert torch.equal(torch.as_tensor(model.predict((X, Z)).logits), module(X, Z).detach())
+    with pytest.raises(ValueError, match="no target"):
+        model.train(plan(TensorDataset(X, y), 1), salt="two")
+    with pytest.raises(ValueError, match=r"PositionalInputs\(2\) expects .* got a list of 4"):
+        model.train(plan(TensorDataset(X, Z, y, y), 1), salt="four")
+
+
+def test_a_task_is_checked_on_the_first_batch_of_any_module():
+    module = nn.Sequential(nn.Linear(5, CLASSES))
+    params = NNModelParams(loss=Losses.CROSS_ENTROPY, task=TaskSpec.categorical(CLASSES + 1))
+    before = copy.deepcopy(module)
+    with pytest.raises(TaskValidationError):
+        NNModel(module=module, params=params).train(plan(vectors(), 1))
+    assert_same_state(module, before)
+
+
+def test_an_output_that_is_no_tensor_names_the_way_out():
+    module, data, _ = fresh("lstm")
+    with pytest.raises(ValueError, match="returned tuple, not a tensor; pass a batch_adapter"):
+        model_of(module, None).train(plan(data, 1))
+
+
+def test_a_portable_save_of_a_borrowed_module_is_refused_before_a_file_exists(tmp_path):
+    module, data, adapter = fresh("resnet")
+    run = model_of(module, adapter).train(plan(data, 1))
+    with pytest.raises(MissingModelFactoryError):
+        last_of(run).to_file(str(tmp_path / "portable.safetensors"), format="safetensors")
+    assert not (tmp_path / "portable.safetensors").exists()

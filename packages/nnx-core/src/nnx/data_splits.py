@@ -238,7 +238,7 @@ class SplitManifest:
 
     def identity(self) -> IdentityRef:
         """The digest as a verified identity."""
-        return IdentityRef("digest", self.digest())
+        return IdentityRef("digest", f"sha256:{self.digest()}")
 
     def to_json(self) -> str:
         return json.dumps(self.state(), indent=1)

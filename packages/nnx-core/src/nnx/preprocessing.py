@@ -294,7 +294,7 @@ def _dtype_name(dtype: Any) -> str:
 def _membership(membership: Any, positions: Array) -> IdentityRef:
     if membership is None:
         digest = hashlib.sha256(np.sort(positions).astype("<i8").tobytes()).hexdigest()
-        return IdentityRef("digest", digest)
+        return IdentityRef("digest", f"sha256:{digest}")
     identity = getattr(membership, "identity", None)
     return IdentityRef.of(identity() if callable(identity) else membership)
 

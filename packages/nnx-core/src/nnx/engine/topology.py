@@ -40,6 +40,11 @@ def describe_difference(saved: Any, built: Topology) -> str | None:
         return f"{count} parameter groups saved, {len(built)} built"
     for index, (old, new) in enumerate(zip(saved, built)):
         for position, (a, b) in enumerate(zip(old, new)):
+            if dict(a) != b and b["shape"] is None and a["name"] == b["name"]:
+                return (
+                    f"{b['name']} has no shape yet: run one batch through the module to "
+                    "materialize its lazy layers before the resume"
+                )
             if dict(a) != b:
                 return (
                     f"group {index}, parameter {position}: saved {a['name']} {a['shape']}, "

@@ -46,7 +46,7 @@ class NNCheckpoint:
         ``"pickle"`` is a ``torch.save`` of plain data that ``from_file`` reads
         back without running code. ``"safetensors"`` stores the tensors as such
         and the rest as JSON in the metadata; every entry of ``net_state`` must
-        be a tensor.
+        be a tensor, and the network must be one that a factory rebuilds.
         """
         from nnx.utils.files import atomic_write
 
@@ -62,6 +62,14 @@ class NNCheckpoint:
             return
         from safetensors.torch import save
 
+        from nnx.models import MissingModelFactoryError
+
+        if not self.reconstructible:
+            raise MissingModelFactoryError(
+                f"{self.model_params.net.module} is a runtime-only module, which no factory can "
+                "rebuild, so it has no portable form; register a factory and name it with a "
+                "ModelSpec, or export the weights alone with NNModel.export_state_dict"
+            )
         tensors, metadata = codec.to_safetensors(self)
         payload = save(tensors, metadata=metadata)
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
