@@ -202,6 +202,16 @@ class TestRefusals:
         assert runs_on_disk() == []
         assert kit.same(model.net.state_dict(), before)
 
+    def test_a_submodule_attached_for_training_is_no_change_of_the_net(self, kit):
+        model = adapted(kit)
+        model.net._predictor = nn.Linear(3, 3)
+        run = model.train(kit.train_params())
+        last = NNCheckpoint.load(run.id, Checkpoints.LAST)
+        with pytest.raises(ValueError, match="exclude_submodules"):
+            NNModel.from_checkpoint(last)
+        rebuilt = NNModel.from_checkpoint(last, exclude_submodules=("_predictor",))
+        assert torch.equal(outputs(rebuilt), outputs(model))
+
     def test_a_net_that_cannot_be_copied_is_refused(self, kit):
         model = kit.model()
         model.net.lock = threading.Lock()

@@ -148,13 +148,15 @@ def check_topology(model: Any) -> None:
     ``model`` has ``net``, ``params`` (its descriptor), ``transforms`` and
     ``recorded_topology`` (:func:`state_topology` when its net was built or a
     recorded transform was applied). A borrowed module is never rebuilt, so it
-    passes. A built-in net whose own ``params`` were kept true by surgery passes.
+    passes. A built-in net whose own ``params`` were kept true by surgery passes,
+    and so does a submodule attached to the net under a name of its own, which a
+    reload leaves out by ``exclude_submodules``.
     """
     descriptor = model.params.net
     if isinstance(descriptor, RuntimeModule):
         return
     check_wrapped_weights(model)
-    topology = state_topology(model.net)
+    topology = _without_attached(state_topology(model.net), model.recorded_topology)
     if topology == model.recorded_topology:
         return
     params = getattr(model.net, "params", None)
@@ -172,6 +174,18 @@ def check_topology(model: Any) -> None:
         f"checkpoint of it could not be loaded again. Record the change with a "
         f"nnx.transforms.TransformRecipe, or train the net as NNModel(module=net, ...)"
     )
+
+
+def _without_attached(
+    topology: Mapping[str, Any], recorded: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """``topology`` without named top-level submodules that the recorded net did not have."""
+    known = {name.partition(".")[0] for name in recorded}
+    return {
+        name: shape
+        for name, shape in topology.items()
+        if (top := name.partition("."))[0] in known or not top[1] or top[0].isdigit()
+    }
 
 
 def check_wrapped_weights(model: Any) -> None:

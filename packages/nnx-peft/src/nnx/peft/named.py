@@ -149,6 +149,7 @@ def delete_adapter(module: nn.Module, name: str) -> int:
         assert layer.adapters is not None
         del layer.adapters[name]
         if not layer.adapters:
+            del layer.adapters  # the module, so that the layer looks as it was built
             layer.adapters = None
         layer.active = tuple(active for active in layer.active if active != name)
     return len(holders)
