@@ -107,13 +107,8 @@ class UpdateEngine:
         self, result: ObjectiveResult, *, epoch_idx: int, batch_idx: int, is_last: bool
     ) -> Applied:
         """Back-propagate one microbatch and step when it closes the window."""
-        try:
-            return self._apply(
-                cast("tuple[LossTerm, ...]", result.terms), epoch_idx, batch_idx, is_last
-            )
-        except BaseException:
-            self.discard()
-            raise
+        terms = cast("tuple[LossTerm, ...]", result.terms)
+        return self._apply(terms, epoch_idx, batch_idx, is_last)
 
     def apply_supervised(
         self, supervised: SupervisedTerms, *, epoch_idx: int, batch_idx: int, is_last: bool
@@ -121,8 +116,9 @@ class UpdateEngine:
         """The default step. A window of one microbatch costs no more than a plain loop's."""
         if self.accumulate == 1 and self.scaler is None and self.synchronize is None:
             return self._step_at_once(supervised, epoch_idx, batch_idx)
-        result = ObjectiveResult(supervised_terms_of(supervised))
-        return self.apply(result, epoch_idx=epoch_idx, batch_idx=batch_idx, is_last=is_last)
+        # Like a plain loop, this differentiates every leaf of the graph.
+        terms = supervised_terms_of(supervised)
+        return self._apply(terms, epoch_idx, batch_idx, is_last, restrict=False)
 
     def close(self, *, epoch_idx: int, batch_idx: int) -> Applied:
         """Close the window that the end of the epoch cut short, if one is open."""
@@ -176,8 +172,9 @@ class UpdateEngine:
     def _step_at_once(self, supervised: SupervisedTerms, epoch_idx: int, batch_idx: int) -> Applied:
         if supervised.valid is not None and supervised.masked:
             return Applied(closed=True)
-        for optimizer in self.optimizers.values():
-            optimizer.zero_grad()
+        for name in self.optimizers:
+            for parameter in self._parameters_of(name):
+                parameter.grad = None  # zero_grad() would open a profiler range for it
         loss = supervised.loss
         try:
             loss.backward()
@@ -200,27 +197,40 @@ class UpdateEngine:
         return Applied(value, True, True)
 
     def _apply(
-        self, terms: tuple[LossTerm, ...], epoch_idx: int, batch_idx: int, is_last: bool
+        self,
+        terms: tuple[LossTerm, ...],
+        epoch_idx: int,
+        batch_idx: int,
+        is_last: bool,
+        *,
+        restrict: bool = True,
     ) -> Applied:
-        if self._window is None:
-            self._window = self._open_window()
-        window = self._window
-        window.totals.microbatches += 1
-        entries = [window.totals_of(term) for term in terms]
-        active = [term for term in terms if term.weight != 0 and not term.masked]
-        if active and not window.totals.nonfinite:
-            alone = window.totals.microbatches == 1 and (is_last or self.accumulate == 1)
-            # With every denominator known, one pass through the combined loss is enough.
-            combine = alone and len(active) > 1 and self.synchronize is None
-            try:
-                window.backward(active, scaler=self.scaler, combine=combine)
-            except Exception as error:
-                self._note_backward_error(error)
-                raise
-        applied = Applied(self._add_values(window, terms, entries, epoch_idx, batch_idx))
-        if is_last or window.totals.microbatches >= self.accumulate:
-            self._close(window, applied, epoch_idx, batch_idx)
+        try:
+            window = self._window = self._window or self._open_window()
+            window.totals.microbatches += 1
+            entries = [window.totals_of(term) for term in terms]
+            active = [term for term in terms if term.weight != 0 and not term.masked]
+            if active and not window.totals.nonfinite:
+                self._backward(window, active, is_last, restrict)
+            applied = Applied(self._add_values(window, terms, entries, epoch_idx, batch_idx))
+            if is_last or window.totals.microbatches >= self.accumulate:
+                self._close(window, applied, epoch_idx, batch_idx)
+        except BaseException:
+            self.discard()
+            raise
         return applied
+
+    def _backward(
+        self, window: GradientWindow, active: Sequence[LossTerm], is_last: bool, restrict: bool
+    ) -> None:
+        alone = window.totals.microbatches == 1 and (is_last or self.accumulate == 1)
+        # With every denominator known, one pass through the combined loss is enough.
+        combine = alone and len(active) > 1 and self.synchronize is None
+        try:
+            window.backward(active, scaler=self.scaler, combine=combine, restrict=restrict)
+        except Exception as error:
+            self._note_backward_error(error)
+            raise
 
     def _note_backward_error(self, error: BaseException) -> None:
         if self.on_backward_error is not None:

@@ -142,29 +142,37 @@ class GradientWindow:
         return totals
 
     def backward(
-        self, terms: Sequence[LossTerm], *, scaler: torch.amp.GradScaler | None, combine: bool
+        self,
+        terms: Sequence[LossTerm],
+        *,
+        scaler: torch.amp.GradScaler | None,
+        combine: bool,
+        restrict: bool = True,
     ) -> None:
         """Collect the gradients of ``terms``; ``combine`` takes one pass through their sum.
 
-        Only parameters of the window that require gradients are differentiated.
+        ``restrict`` differentiates only parameters of the window that require
+        gradients, and no other leaf of the graph.
         """
+        losses = []
         for term in terms:
             reference = 1.0 if term.denominator is None else float(term.denominator)
-            self._references.setdefault(term.name, reference)
-        losses = [(t.name, t.scaled(self._references[t.name])) for t in terms]
-        losses = [(name, loss) for name, loss in losses if loss.requires_grad]
+            loss = term.scaled(self._references.setdefault(term.name, reference))
+            if loss.requires_grad:
+                losses.append((term.name, loss))
         if not losses:
             raise RuntimeError(
                 "no loss term depends on a parameter that requires gradients (terms: "
                 f"{', '.join(term.name for term in terms)}). Was a numerator detached, or is "
                 "every parameter frozen?"
             )
-        inputs = [parameter for parameter in self.parameters if parameter.requires_grad]
-        if not inputs:
+        inputs = [p for p in self.parameters if p.requires_grad] if restrict else None
+        if restrict and not inputs:
             return
         if combine:
             losses = [("", cast(torch.Tensor, sum(loss for _, loss in losses)))]
-        losses.sort(key=lambda pair: pair[0] != self._resident)
+        elif len(losses) > 1:
+            losses.sort(key=lambda pair: pair[0] != self._resident)
         for index, (name, loss) in enumerate(losses):
             self._make_resident(name)
             scaled = loss if scaler is None else scaler.scale(loss)
@@ -211,6 +219,6 @@ class GradientWindow:
             return
         if self._resident is not None:
             self._buffers[self._resident] = gradients.collect(self.parameters)
-        empty: gradients.Gradients = [None] * len(self.parameters)
-        gradients.restore(self.parameters, self._buffers.pop(name, empty))
+            empty: gradients.Gradients = [None] * len(self.parameters)
+            gradients.restore(self.parameters, self._buffers.pop(name, empty))
         self._resident = name
