@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+# Some two hundred runs, each with real commits: whole, split and resumed.
+pytestmark = pytest.mark.slow
 SOURCE = Path(__file__).with_name("exactness_cases.py")
 
 

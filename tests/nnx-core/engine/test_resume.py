@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from pathlib import Path
 
 import pytest
@@ -414,3 +415,117 @@ def test_the_last_checkpoint_is_written_again_after_on_train_end(kit):
         dataclasses.replace(kit.train_params(n_epochs=1), resume_from_run_id=run.id)
     )
     assert again.resume_status.mode == "stateful"
+
+
+# Older checkpoints -----------------------------------------------------------------------------
+
+
+def rewritten(run, *without):
+    """LAST of a run saved again without some of its training state."""
+    checkpoint, state = NNCheckpoint.load_with_training_state(run=run.id, type=Checkpoints.LAST)
+    fields = inspect.signature(checkpoint.save).parameters
+    kept = {k: v for k, v in state.items() if k in fields and k not in without}
+    checkpoint.save(run.id, Checkpoints.LAST, **kept)
+
+
+def test_a_point_without_counters_has_no_plan_to_continue(kit, refused):
+    params = kit.train_params(n_epochs=3)
+    part = kit.model().train(params, callbacks=[stop_after(0)])
+    rewritten(part, "counters")
+    refused(
+        lambda m: m.train(resuming(params, part, resume_epochs="planned")),
+        "does not record its plan",
+    )
+    assert kit.model().train(resuming(params, part)).idps[0].epoch_idx == 1
+
+
+def test_a_point_without_component_state_starts_the_components_fresh(kit, refused):
+    params = kit.train_params(n_epochs=1)
+    first = kit.model().train(params)
+    rewritten(first, "components")
+    with pytest.warns(RuntimeWarning, match="without component state"):
+        run = kit.model().train(resuming(params, first), callbacks=[Counter()])
+    assert run.resume_status.mode == "stateful"
+    assert run.resume_status.fresh_components == ("test.counter",)
+    updates = NNSchedulerParams(
+        min_lr=0.0, factor=0.5, patience=0, cooldown=0, threshold=0.0,
+        kind=Schedulers.STEP, step_size=1,
+    )  # fmt: skip
+    by_epoch = kit.train_params(n_epochs=1, scheduler=updates, data_id="by epoch")
+    second = kit.model().train(by_epoch)
+    rewritten(second, "components")
+    by_update = dataclasses.replace(
+        by_epoch, scheduler=dataclasses.replace(updates, clock="optimizer_update")
+    )
+    refused(lambda m: m.train(resuming(by_update, second)), "counts epochs")
+
+
+def test_an_optimizer_only_point_restores_the_optimizer(kit):
+    params = kit.train_params(n_epochs=1)
+    first = kit.model().train(params)
+    saved = NNCheckpoint.load_optimizer_state(run=first.id, type=Checkpoints.LAST)
+    state = NNCheckpoint.load_training_state(run=first.id, type=Checkpoints.LAST)
+    rewritten(first, *(set(state) - {"optimizer_state"}))
+    steps = []
+
+    def look(self, ctx):
+        steps.append(ctx.optimizer.state_dict()["state"][0]["step"].item())
+
+    watch = type("Watch", (Callback,), {"on_epoch_begin": look})()
+    with pytest.warns(RuntimeWarning, match="no random state"):
+        run = kit.model().train(
+            dataclasses.replace(params, resume_from_run_id=first.id), callbacks=[watch]
+        )
+    assert steps == [saved["state"][0]["step"].item()] == [6.0]
+    assert run.idps[0].epoch_idx == 1
+
+
+def test_a_generator_of_another_seed_is_another_stream(kit):
+    def with_seed(seed):
+        return kit.train_params(
+            n_epochs=1, train_loader=kit.loader(generator=torch.Generator().manual_seed(seed))
+        )
+
+    first = kit.model().train(with_seed(1))
+    with pytest.warns(RuntimeWarning, match=r"train\.generator"):
+        kit.model().train(resuming(with_seed(2), first))
+
+
+def test_worker_processes_are_outside_what_is_saved(kit):
+    params = kit.train_params(n_epochs=1, train_loader=kit.loader(num_workers=1))
+    first = kit.model().train(params)
+    with pytest.warns(RuntimeWarning, match="workers"):
+        kit.model().train(resuming(params, first))
+
+
+# Attempts ---------------------------------------------------------------------------------------
+
+
+def test_every_fit_is_an_attempt_of_its_plan(kit):
+    from nnx.provenance import ExperimentManifest, load_provenance
+
+    params = kit.train_params(n_epochs=2)
+    model = kit.model()
+    plan = ExperimentManifest.for_model(model, train=params)
+    run = model.train(params, provenance=plan)
+    assert run.provenance.fingerprint == plan.fingerprint()
+    assert run.provenance.attempt.status == "completed"
+    again = resuming(params, run)
+    child = kit.model().train(again, provenance=ExperimentManifest.for_model(model, train=again))
+    assert child.provenance.fingerprint == plan.fingerprint()
+    assert child.provenance.attempt.parent["run_id"] == run.id
+    assert child.provenance.attempt.parent["attempt_id"] == run.provenance.attempt.attempt_id
+
+    for error, status in ((RuntimeError("broken"), "failed"), (KeyboardInterrupt(), "cancelled")):
+
+        def fail(self, ctx, error=error):
+            if ctx.epoch == 1:
+                raise error
+
+        broken = type("Broken", (Callback,), {"on_epoch_begin": fail})()
+        with pytest.raises(type(error)):
+            kit.model().train(params, provenance=plan, callbacks=[broken], salt=status)
+        names = [p.name for p in Path("runs").iterdir() if p.name[0] != "." and p.name != "best"]
+        records = [load_provenance(name).attempt for name in names]
+        attempt = next(a for a in records if a.status == status)
+        assert attempt.last_committed["epoch"] == 0
