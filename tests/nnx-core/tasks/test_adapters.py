@@ -324,3 +324,32 @@ def test_a_task_prediction_has_the_tasks_probabilities_and_decisions():
     assert np.array_equal(continuous.decoded, raw)
     with pytest.raises(TaskValidationError, match="declares 2 outputs"):
         multilabel.prediction(logits(3, 4).numpy(), np.arange(3))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("adapter", "loss_fn", "target"),
+    [
+        (categorical, nn.CrossEntropyLoss(), torch.tensor([0, 1, 2, 1])),
+        (multilabel, nn.BCEWithLogitsLoss(), torch.ones(4, 2)),
+        (regression, nn.MSELoss(), torch.ones(4, 2)),
+    ],
+)
+def test_the_values_of_a_batch_are_read_once_before_its_loss(
+    monkeypatch, adapter, loss_fn, target, masked
+):
+    """Each read waits for an accelerator; the step's own read of the loss is the other one."""
+    target = target.clone()
+    if masked:
+        target[0] = -100 if adapter is categorical else NAN
+    reads = []
+    for name in ("tolist", "item", "__bool__", "__float__", "__int__"):
+        plain = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda self, name=name, plain=plain: reads.append(name) or plain(self),
+        )
+    terms = supervised_terms(loss_fn, adapter, logits(4, adapter.spec.num_outputs), target)
+    assert not terms.masked
+    assert reads == ["tolist"]

@@ -15,6 +15,7 @@ from nnx.monitors.builtin import F1, BuiltinAccumulator
 from nnx.monitors.declared import SEMANTICS, Semantics, Views, check_inputs
 from nnx.params.registered import MetricSpec
 from nnx.params.task import TaskSpec
+from nnx.streaming.inputs import ARGUMENTS, GivenViews, check_range, check_width, target_mask
 from nnx.utils import validation as check
 
 _SEMANTICS_OF = {
@@ -22,7 +23,6 @@ _SEMANTICS_OF = {
     "multilabel": "bernoulli",
     "regression": "continuous",
 }
-_ARGUMENTS = {"probabilities": "probabilities", "labels": "labels", "continuous": "values"}
 
 
 class MetricMergeError(ValueError):
@@ -161,8 +161,8 @@ class StreamingMetrics:
         needed = {spec.input for spec in self._metrics}
         for reads in sorted(needed):
             if given[reads] is None:
-                raise ValueError(f"update() needs {_ARGUMENTS[reads]}= for the declared metrics")
-        batch = _Given(self._semantics, target, given, valid, self._num_outputs)
+                raise ValueError(f"update() needs {ARGUMENTS[reads]}= for the declared metrics")
+        batch = GivenViews(self._semantics, target, given, valid, self._num_outputs)
         return self._add(batch)
 
     def update_logits(self, target: Any, logits: Any, *, valid: Any = None) -> int:
@@ -174,12 +174,12 @@ class StreamingMetrics:
             raise ValueError(f"categorical logits must be (N, C, ...), not {tuple(output.shape)}")
         axis = 1 if output.ndim > 1 else 0
         width = output.shape[axis] if output.ndim > 1 else 1
-        _check_width(width, self._num_outputs)
-        mask = _target_mask(actual, valid, self._semantics)
+        check_width(width, self._num_outputs)
+        mask = target_mask(actual, valid, self._semantics)
         if self.semantics == "categorical" and actual.is_floating_point():
             raise ValueError("categorical targets of logits must be class indices")
         views = Views(self._semantics, output, torch.where(mask, actual, 0), mask)
-        _check_range(self._semantics, views.target, views.valid, width)
+        check_range(self._semantics, views.target, views.valid, width)
         added = self._add(views)
         self._num_outputs = self._num_outputs if self._num_outputs is not None else width
         return added
@@ -294,113 +294,3 @@ class _Stored:
         for target, prediction in self._chunks:
             accumulator.update(target, prediction)
         return accumulator.result()
-
-
-class _Given:
-    """A batch whose views the caller supplied, flattened to samples."""
-
-    labels: torch.Tensor
-    probabilities: torch.Tensor
-    continuous: torch.Tensor
-
-    def __init__(
-        self,
-        semantics: Semantics,
-        target: Any,
-        given: Mapping[str, Any],
-        valid: Any,
-        num_outputs: int | None,
-    ) -> None:
-        actual = torch.as_tensor(target)
-        table = given["probabilities"]
-        categorical = semantics.kind == "categorical"
-        soft = categorical and actual.is_floating_point()
-        if soft and (table is None or actual.shape != np.shape(table) or actual.ndim != 2):
-            raise ValueError(
-                "categorical targets must be class indices, or (N, C) class probabilities given "
-                f"with (N, C) probabilities; got {actual.dtype} of {tuple(actual.shape)}"
-            )
-        if soft and given["labels"] is not None:
-            raise ValueError("class-probability targets have no labels to compare labels= with")
-        mask = _target_mask(actual, valid, semantics)
-        if soft:
-            self.target = torch.where(mask.unsqueeze(1), actual, 0)
-        else:
-            self.target = torch.where(mask, actual, 0).reshape(-1)
-        self.valid = mask.reshape(-1)
-        for reads, view in given.items():
-            if view is None:
-                continue
-            tensor = torch.as_tensor(view)
-            if reads == "probabilities" and categorical:
-                tensor = self._rows(tensor, actual, soft, num_outputs)
-            elif tensor.shape != actual.shape:
-                raise ValueError(
-                    f"{_ARGUMENTS[reads]} of shape {tuple(tensor.shape)} do not fit targets of "
-                    f"shape {tuple(actual.shape)}"
-                )
-            else:
-                tensor = tensor.reshape(-1)
-            setattr(self, reads, tensor)
-        width = num_outputs or 0
-        if categorical and table is not None:
-            width = self.probabilities.shape[1]
-        if categorical and not soft and width:
-            _check_range(semantics, self.target, self.valid, width)
-
-    def _rows(
-        self, table: torch.Tensor, actual: torch.Tensor, soft: bool, num_outputs: int | None
-    ) -> torch.Tensor:
-        expected = (
-            actual.shape if soft else (*actual.shape[:1], *table.shape[1:2], *actual.shape[1:])
-        )
-        if table.ndim < 2 or tuple(table.shape) != tuple(expected):
-            raise ValueError(
-                f"categorical probabilities must be (N, C, ...), not {tuple(table.shape)} for "
-                f"targets of shape {tuple(actual.shape)}"
-            )
-        _check_width(table.shape[1], num_outputs)
-        return table.movedim(1, -1).reshape(-1, table.shape[1])
-
-
-def _target_mask(target: torch.Tensor, valid: Any, semantics: Semantics) -> torch.Tensor:
-    """Which entries count: not masked by the caller, not NaN, not the ignored class."""
-    mask = torch.ones_like(target, dtype=torch.bool)
-    if target.is_floating_point():
-        mask = ~torch.isnan(target)
-        if semantics.kind == "categorical" and target.ndim == 2:
-            mask = mask.all(1)
-    elif semantics.ignored is not None:
-        mask = target != semantics.ignored
-    if valid is None:
-        return mask
-    given = torch.as_tensor(valid)
-    if given.dtype != torch.bool or given.shape != mask.shape:
-        raise ValueError(
-            f"valid must be a boolean mask of shape {tuple(mask.shape)}, not {given.dtype} of "
-            f"{tuple(given.shape)}"
-        )
-    return mask & given.to(mask.device)
-
-
-def _check_width(width: int, declared: int | None) -> None:
-    if declared is not None and width != declared:
-        raise ValueError(f"the outputs are {width} wide; {declared} were declared or seen before")
-
-
-def _check_range(
-    semantics: Semantics, target: torch.Tensor, valid: torch.Tensor | None, width: int
-) -> None:
-    """Refuse class indices that are no class, and bernoulli targets that are not 0 or 1."""
-    if semantics.kind == "categorical":
-        wrong = (target < 0) | (target >= width)
-        domain = f"class indices in [0, {width})"
-    elif semantics.kind == "bernoulli":
-        wrong = (target != 0) & (target != 1)
-        domain = "0 or 1"
-    else:
-        return
-    if valid is not None:
-        wrong = wrong & valid
-    if bool(wrong.any()):
-        raise ValueError(f"targets must be {domain}; found {target[wrong][0].item()}")

@@ -7,7 +7,7 @@ Axis 1 of an output is the class, label or target axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from nnx.params.task import TaskSpec
 from nnx.tasks import losses
 from nnx.tasks.counts import argmax
+from nnx.tasks.losses import SupervisedTerms
 
 if TYPE_CHECKING:
     from nnx.prediction import PredictionResult
@@ -27,6 +28,14 @@ Prepared = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _OUT_OF_SCOPE = ("transformer", "vit")
 
 
+class _Seen(NamedTuple):
+    """What one read of a batch's mask told."""
+
+    valid: torch.Tensor
+    complete: bool
+    some: bool
+
+
 class TaskValidationError(ValueError):
     """A batch, loss or model that does not fit the declared task."""
 
@@ -34,11 +43,12 @@ class TaskValidationError(ValueError):
 class TaskAdapter:
     """What a declared task does with outputs and targets. Make one with :func:`task_adapter`."""
 
-    losses: tuple[str, ...] = ()  # suitable members of Losses, by value
+    suitable: tuple[str, ...] = ()  # suitable members of Losses, by value
     foreign_losses: tuple[type[nn.Module], ...] = ()  # live losses that cannot be meant
 
     def __init__(self, spec: TaskSpec) -> None:
         self.spec = spec
+        self._seen: _Seen | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.spec!r})"
@@ -53,9 +63,9 @@ class TaskAdapter:
                 f"a {kind} task does not cover Nets.{net.name}: its outputs are token or patch "
                 "sequences. Train it without task= or with its own task object."
             )
-        if loss.value not in self.losses:
+        if loss.value not in self.suitable:
             raise TaskValidationError(
-                f"a {kind} task needs loss={' or '.join(self.losses)}, not {loss.value}"
+                f"a {kind} task needs loss={' or '.join(self.suitable)}, not {loss.value}"
             )
         width = self.spec.num_outputs
         if width is not None and output_dim is not None and width != output_dim:
@@ -68,7 +78,7 @@ class TaskAdapter:
         if isinstance(loss_fn, self.foreign_losses):
             raise TaskValidationError(
                 f"{type(loss_fn).__name__} cannot score a {self.spec.kind} task; "
-                f"it needs {' or '.join(self.losses)}"
+                f"it needs {' or '.join(self.suitable)}"
             )
         reduction = getattr(loss_fn, "reduction", "mean")
         if reduction not in ("mean", "sum"):
@@ -91,6 +101,16 @@ class TaskAdapter:
         """
         raise NotImplementedError
 
+    def terms(
+        self,
+        loss_fn: nn.Module,
+        output: torch.Tensor,
+        target: torch.Tensor,
+        valid: torch.Tensor,
+    ) -> SupervisedTerms:
+        """The loss of a prepared batch; its weight is computed when it is read."""
+        raise NotImplementedError
+
     def loss_terms(
         self,
         loss_fn: nn.Module,
@@ -105,7 +125,8 @@ class TaskAdapter:
         batches. With every target masked the denominator is 0.0, ``loss`` is
         NaN and the numerator 0 with a zero gradient.
         """
-        raise NotImplementedError
+        terms = self.terms(loss_fn, output, target, valid)
+        return terms.loss, terms.numerator, terms.denominator
 
     def decode(self, output: torch.Tensor) -> torch.Tensor:
         """Decisions of raw outputs."""
@@ -162,6 +183,39 @@ class TaskAdapter:
                 f"{tuple(output.shape)} has {output.shape[1]}"
             )
 
+    def _refuse_values(
+        self, wrong: torch.Tensor, valid: torch.Tensor, domain: str, at: Any
+    ) -> None:
+        """Refuse targets flagged ``wrong``. The one time that a batch's values are waited for."""
+        flags = torch.stack([wrong.any(), valid.all(), valid.any()])
+        some_wrong, complete, some_valid = flags.tolist()
+        if some_wrong:
+            found = at[wrong].reshape(-1)[0].item()
+            raise TaskValidationError(f"{self.spec.kind} targets must be {domain}; found {found}")
+        self._seen = _Seen(valid, complete, some_valid)
+
+    def _facts(self, valid: torch.Tensor) -> _Seen:
+        seen = self._seen
+        if seen is not None and seen.valid is valid:
+            return seen
+        return _Seen(valid, bool(valid.all()), bool(valid.any()))
+
+    def _whole(
+        self,
+        loss_fn: nn.Module,
+        output: torch.Tensor,
+        target: torch.Tensor,
+        seen: _Seen,
+    ) -> SupervisedTerms:
+        """The loss function on the batch as it is."""
+        loss = loss_fn(losses.native_input(loss_fn, output), target)
+        losses.check_scalar(loss, loss_fn)
+        return SupervisedTerms(
+            loss, output, target, seen.valid,
+            weight=lambda: losses.loss_weight(loss_fn, output, target),
+            valid_targets=lambda: float(seen.some),
+        )  # fmt: skip
+
     def _check_target(self, target: Any) -> None:
         if not isinstance(target, torch.Tensor):
             raise TaskValidationError(
@@ -172,7 +226,7 @@ class TaskAdapter:
 class CategoricalAdapter(TaskAdapter):
     """One class of C per sample: outputs ``(N, C, ...)``, targets ``(N, ...)``."""
 
-    losses = ("cross_entropy", "negative_log_likelihood")
+    suitable = ("cross_entropy", "negative_log_likelihood")
     foreign_losses = (nn.BCEWithLogitsLoss, nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss,
                       nn.HuberLoss)  # fmt: skip
 
@@ -203,37 +257,59 @@ class CategoricalAdapter(TaskAdapter):
         valid = torch.ones_like(target, dtype=torch.bool) if ignored is None else target != ignored
         classes = output.shape[1]
         wrong = ((target < 0) | (target >= classes)) & valid
-        if bool(wrong.any()):
-            masked = "" if ignored is None else f" (or ignore_index={ignored})"
-            raise TaskValidationError(
-                f"categorical targets must be in [0, {classes}){masked}; "
-                f"found {int(target[wrong].reshape(-1)[0])}"
-            )
+        masked = "" if ignored is None else f" (or ignore_index={ignored})"
+        self._refuse_values(wrong, valid, f"in [0, {classes}){masked}", target)
         return output, torch.where(valid, target, 0), valid
 
-    def loss_terms(
+    def terms(
         self,
         loss_fn: nn.Module,
         output: torch.Tensor,
         target: torch.Tensor,
         valid: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, float | None]:
-        complete = bool(valid.all())
+    ) -> SupervisedTerms:
+        seen = self._facts(valid)
         ignored = losses.ignored_index(loss_fn)
         if ignored is None:
-            _refuse_masked(loss_fn, complete)
-        elif not complete:
+            _refuse_masked(loss_fn, seen)
+        elif not seen.complete:
             target = torch.where(valid, target, ignored)
-        return _complete_terms(loss_fn, output, target)
+        return self._whole(loss_fn, output, target, seen)
 
     def decode(self, output: torch.Tensor) -> torch.Tensor:
         return argmax(output)
 
 
-class MultilabelAdapter(TaskAdapter):
+class _ElementwiseAdapter(TaskAdapter):
+    """Targets shaped like the output, each with a loss of its own."""
+
+    def terms(
+        self,
+        loss_fn: nn.Module,
+        output: torch.Tensor,
+        target: torch.Tensor,
+        valid: torch.Tensor,
+    ) -> SupervisedTerms:
+        seen = self._facts(valid)
+        if seen.complete or not losses.is_native(loss_fn, losses.ELEMENTWISE):
+            _refuse_masked(loss_fn, seen)
+            return self._whole(loss_fn, output, target, seen)
+        # At full shape, so that a pos_weight still lines up with its labels. The
+        # output is replaced too: 0 * NaN would reach the gradient.
+        per_element = losses.with_reduction(loss_fn, "none")(torch.where(valid, output, 0), target)
+        numerator = torch.where(valid, per_element, 0).sum()
+        summed = getattr(loss_fn, "reduction", "mean") == "sum"
+        weight = None if summed else valid.sum()
+        return SupervisedTerms(
+            numerator if weight is None else numerator / weight, output, target, valid,
+            numerator=numerator, weight=weight, valid_targets=lambda: float(seen.some),
+        )  # fmt: skip
+
+
+class MultilabelAdapter(_ElementwiseAdapter):
     """L independent labels per sample: outputs and 0/1 targets ``(N, L, ...)``; NaN is masked."""
 
-    losses = ("binary_cross_entropy",)
+    suitable = ("binary_cross_entropy",)
     foreign_losses = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.MSELoss, nn.L1Loss,
                       nn.SmoothL1Loss, nn.HuberLoss)  # fmt: skip
 
@@ -252,30 +328,17 @@ class MultilabelAdapter(TaskAdapter):
         valid = ~torch.isnan(target)
         target = torch.where(valid, target, 0)
         wrong = (target != 0) & (target != 1)
-        if bool(wrong.any()):
-            raise TaskValidationError(
-                "multilabel targets must be 0 or 1 (NaN is masked); "
-                f"found {float(target[wrong].reshape(-1)[0])}"
-            )
+        self._refuse_values(wrong, valid, "0 or 1 (NaN is masked)", target)
         return output, target, valid
-
-    def loss_terms(
-        self,
-        loss_fn: nn.Module,
-        output: torch.Tensor,
-        target: torch.Tensor,
-        valid: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, float | None]:
-        return _elementwise_terms(loss_fn, output, target, valid)
 
     def decode(self, output: torch.Tensor) -> torch.Tensor:
         return above_threshold(output, self.spec.threshold).long()
 
 
-class RegressionAdapter(TaskAdapter):
+class RegressionAdapter(_ElementwiseAdapter):
     """Continuous targets shaped like the output ``(N, L, ...)``; NaN is masked."""
 
-    losses = ("mean_squared_error",)
+    suitable = ("mean_squared_error",)
     foreign_losses = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
 
     def prepare(self, output: torch.Tensor, target: torch.Tensor) -> Prepared:
@@ -293,18 +356,8 @@ class RegressionAdapter(TaskAdapter):
                 f"(an (N,) target only fits an (N, 1) output), not {tuple(target.shape)}"
             )
         valid = ~torch.isnan(target)
-        if bool((torch.isinf(target)).any()):
-            raise TaskValidationError("regression targets must be finite (NaN is masked)")
+        self._refuse_values(torch.isinf(target), valid, "finite (NaN is masked)", target)
         return output, torch.where(valid, target, 0), valid
-
-    def loss_terms(
-        self,
-        loss_fn: nn.Module,
-        output: torch.Tensor,
-        target: torch.Tensor,
-        valid: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, float | None]:
-        return _elementwise_terms(loss_fn, output, target, valid)
 
     def decode(self, output: torch.Tensor) -> torch.Tensor:
         return output
@@ -330,36 +383,8 @@ def above_threshold(logits: torch.Tensor, threshold: float) -> torch.Tensor:
     return torch.sigmoid(logits.to(dtype)) >= threshold
 
 
-def _complete_terms(
-    loss_fn: nn.Module, output: torch.Tensor, target: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, float | None]:
-    loss = loss_fn(losses.native_input(loss_fn, output), target)
-    losses.check_scalar(loss, loss_fn)
-    terms = losses.SupervisedTerms(
-        loss, output, target, weight=losses.loss_weight(loss_fn, output, target)
-    )
-    return loss, terms.numerator, terms.denominator
-
-
-def _elementwise_terms(
-    loss_fn: nn.Module, output: torch.Tensor, target: torch.Tensor, valid: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, float | None]:
-    complete = bool(valid.all())
-    if complete or not losses.is_native(loss_fn, losses.ELEMENTWISE):
-        _refuse_masked(loss_fn, complete)
-        return _complete_terms(loss_fn, output, target)
-    # At full shape, so that a pos_weight still lines up with its labels. The
-    # output is replaced too: 0 * NaN would reach the gradient.
-    per_element = losses.with_reduction(loss_fn, "none")(torch.where(valid, output, 0), target)
-    numerator = torch.where(valid, per_element, 0).sum()
-    if getattr(loss_fn, "reduction", "mean") == "sum":
-        return numerator, numerator, None
-    denominator = float(valid.sum())
-    return numerator / denominator, numerator, denominator
-
-
-def _refuse_masked(loss_fn: nn.Module, complete: bool) -> None:
-    if not complete:
+def _refuse_masked(loss_fn: nn.Module, seen: _Seen) -> None:
+    if not seen.complete:
         raise TaskValidationError(
             f"the batch has masked targets, which {type(loss_fn).__name__} cannot leave out; "
             "use one of torch's own losses or unmasked batches"

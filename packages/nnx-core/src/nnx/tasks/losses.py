@@ -144,8 +144,9 @@ def supervised_terms(
             valid_targets=counted,
         )
     output, target, valid = adapter.prepare(output, target)
-    loss, numerator, denominator = adapter.loss_terms(loss_fn, output, target, valid)
-    return SupervisedTerms(loss, output, target, valid, numerator=numerator, weight=denominator)
+    terms = adapter.terms(loss_fn, output, target, valid)
+    terms.target = target  # metrics read masked targets as prepared, not as the loss marks them
+    return terms
 
 
 def _refuse_broadcast(loss_fn: nn.Module, output: torch.Tensor, target: Any) -> None:
