@@ -220,6 +220,7 @@ def test_a_feature_that_does_not_fit_is_refused_by_row(column, dtype, message):
         ({"feature_cols": ["age", "nope"]}, ValueError, r"missing columns \['nope'\]; there are"),
         ({"target_col": "nope"}, ValueError, "missing columns"),
         ({"feature_cols": []}, ValueError, "feature_cols must be a list of column labels"),
+        ({"feature_cols": 3}, ValueError, "feature_cols must be a list of column labels"),
         ({"feature_cols": "age"}, ValueError, "feature_cols must be a list of column labels"),
         ({"feature_cols": ["age", "label"]}, ValueError, "target column 'label' is among"),
         ({"id_col": "nope"}, ValueError, "missing columns"),
@@ -251,6 +252,10 @@ def test_other_tables_are_refused():
         dataset(doubled, feature_cols=["age"])
     with pytest.raises(ValueError, match="no rows"):
         dataset(frame().iloc[:0])
+
+
+def test_columns_may_come_as_an_index():
+    assert dataset(feature_cols=frame().columns[1:3]).feature_cols == ["age", "income"]
 
 
 def test_a_doubled_column_that_is_not_used_does_no_harm():

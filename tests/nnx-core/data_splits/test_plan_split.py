@@ -293,6 +293,14 @@ def test_nanoseconds_and_large_numbers_compare_exactly():
     assert splits(small) == ((0,), (1,), (), ())
 
 
+def test_cutoffs_may_be_an_array():
+    days = np.arange("2024-01-01", "2024-01-06", dtype="datetime64[D]")
+    for unit in ("D", "s", "ns"):
+        cutoffs = days[[2, 3]].astype(f"datetime64[{unit}]")
+        plan = plan_split(range(5), strategy="chronological", times=days, cutoffs=cutoffs)
+        assert splits(plan) == ((0, 1), (2,), (3, 4), ())
+
+
 def test_years_beyond_nanoseconds_do_not_overflow():
     times = np.array(["1000-01-01", "9999-01-01"], dtype="datetime64[D]")
     plan = plan_split(
@@ -402,6 +410,8 @@ def test_any_string_column_gives_plain_strings(ids):
         (pd.Series([1, None, 3], dtype="Int64"), r"ids\[1\] is missing"),
         (pd.Series([1.0, 2.0, 3.0]), r"ids\[0\] must be str or int, not 1.0"),
         ([1, 2], "ids has 2 rows but groups has 3"),
+        (np.array([1, 2, 3], dtype="datetime64[ns]"), r"ids\[0\] must be str or int"),
+        (pd.Series(pd.to_datetime(["2024", "2025", "2026"])), r"ids\[0\] must be str or int"),
         ("abc", "column of values, not str"),
         ({"a": 1}, "column of values, not dict"),
         (np.zeros((3, 1), dtype=int), "one dimension, not 2"),

@@ -173,6 +173,8 @@ def test_dates_doubled_and_strange_columns_are_refused():
         Standardizer.fit(doubled, rows=[0, 1])
     with pytest.raises(PreprocessingError, match=r"more than one column named \['a'\]"):
         Standardizer.fit(doubled, rows=[0, 1], columns=["a"])
+    with pytest.raises(PreprocessingError, match="a source must have a length"):
+        Standardizer.fit(iter([[1.0]]), rows=[0])
     with pytest.raises(PreprocessingError, match="not numeric"):
         Standardizer.fit(np.array([[1 + 2j]]), rows=[0])
     with pytest.raises(PreprocessingError, match="one dimension of values, got 0"):

@@ -266,8 +266,9 @@ def _gpu_names() -> list[str] | None:
 
 def _ask_git() -> dict[str, Any]:
     command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # looking must not touch the index
     lines = subprocess.run(
-        command, capture_output=True, text=True, timeout=10, check=True
+        command, capture_output=True, text=True, timeout=10, check=True, env=environment
     ).stdout.splitlines()
     oid = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), None)
     if oid is None or oid.startswith("("):  # a repository with no commit yet

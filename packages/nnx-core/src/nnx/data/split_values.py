@@ -64,7 +64,9 @@ def as_list(values: Any, what: str) -> list[Any]:
     if getattr(values, "ndim", 1) != 1:
         raise SplitError(f"{what} must have one dimension, not {values.ndim}")
     convert = getattr(values, "tolist", None)
-    return convert() if callable(convert) else list(values)
+    if not callable(convert) or getattr(getattr(values, "dtype", None), "kind", None) in ("m", "M"):
+        return list(values)  # as integers, times would lose what they are
+    return convert()
 
 
 def as_integers(column: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int64]] | None:

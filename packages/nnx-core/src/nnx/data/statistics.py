@@ -31,6 +31,10 @@ def row_positions(rows: Iterable[Any], source: Any) -> Array:
     if not len(values):
         raise PreprocessingError("there are no training rows to fit on")
     positions = values.astype(np.int64)
+    if not hasattr(source, "__len__"):
+        raise PreprocessingError(
+            f"a source must have a length and rows by position, unlike {type(source).__name__}"
+        )
     size = len(source)
     if positions.min() < 0 or positions.max() >= size:
         wrong = positions.min() if positions.min() < 0 else positions.max()

@@ -93,7 +93,12 @@ class NNTabularDataset(NNDatasetBase):
                 f"NNTabularDataset.df must be a pandas DataFrame, not {type(self.df).__name__} "
                 f"(pandas comes with: {install_line('nnx-core', 'tabular')})"
             )
-        if not isinstance(self.feature_cols, (list, tuple)) or not self.feature_cols:
+        if isinstance(self.feature_cols, (str, bytes)) or not hasattr(
+            self.feature_cols, "__iter__"
+        ):
+            check.refuse(_OWNER, "feature_cols", self.feature_cols, "a list of column labels")
+        self.feature_cols = list(self.feature_cols)
+        if not self.feature_cols:
             check.refuse(_OWNER, "feature_cols", self.feature_cols, "a list of column labels")
         if self.target_col in self.feature_cols:
             raise ValueError(f"the target column {self.target_col!r} is among feature_cols")
