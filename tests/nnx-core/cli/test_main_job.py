@@ -391,7 +391,8 @@ def on_a_terminal(here: Path, *arguments: str) -> str:
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     command = [sys.executable, "-m", "nnx", *arguments]
-    with subprocess.Popen(command, cwd=here, stdout=terminal, stderr=terminal) as process:
+    env = {k: v for k, v in os.environ.items() if k != "NNX_TQDM_DISABLE"}
+    with subprocess.Popen(command, cwd=here, env=env, stdout=terminal, stderr=terminal) as process:
         os.close(terminal)
         shown = b""
         with contextlib.suppress(OSError):  # the end of a pseudo-terminal
