@@ -44,6 +44,15 @@ def test_a_wrong_ia3_shape_is_torchs_error():
         load_ia3_weights(model, {"0.scaling": torch.ones(5)})
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(6,), (0, 6), (2, 3, 6)])
+def test_an_adapter_is_the_identity_in_every_dtype_and_shape(dtype, shape):
+    layer = AdapterLayer(6, 2).to(dtype)
+    x = torch.randn(shape).to(dtype)
+    assert torch.equal(layer(x), x)
+    assert torch.equal(torch.compile(layer, backend="aot_eager")(x), x)
+
+
 def test_an_adapter_is_the_identity_and_every_part_can_learn():
     torch.manual_seed(0)
     layer = AdapterLayer(dim=6, bottleneck=2)

@@ -151,3 +151,23 @@ def test_lora_plus_refuses_what_it_cannot_scale():
     for bad in (0, -1.0, float("inf"), "4"):
         with pytest.raises(ValueError, match="ratio must be"):
             lora_plus_specs(ratio=bad)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_adapters_in_fp32_over_a_bf16_base(autocast):
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 6), nn.Conv2d(4, 6, 1), nn.Embedding(5, 6)]
+    inputs = [torch.randn(3, 4), torch.randn(3, 4, 2, 2), torch.arange(5)]
+    for layer, x in zip(layers, inputs):
+        model = nn.Sequential(layer.to(torch.bfloat16))
+        x = x.to(torch.bfloat16) if x.is_floating_point() else x
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            before = model(x)
+            apply_lora_to(model, "*", r=2, kinds=ALL)
+            for name in ("lora_A", "lora_B"):
+                setattr(model[0], name, nn.Parameter(getattr(model[0], name).float()))
+            assert torch.equal(model(x), before)
+            assert model(x).dtype == before.dtype
+            model(x).float().pow(2).sum().backward()
+        assert model[0].lora_B.grad.dtype == torch.float32
+        assert (model[0].lora_A.grad.abs() + model[0].lora_B.grad.abs().sum()).sum() > 0

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from nnx.peft.lora_conv import LoRAConv2d
 from nnx.peft.lora_embedding import LoRAEmbedding
-from nnx.peft.low_rank import LoRALayer, LowRank, accumulate
+from nnx.peft.low_rank import LoRALayer, LowRank, accumulate, as_input
 from nnx.peft.ownership import Owners, Source, load_owned, save_owned
 from nnx.peft.placement import select, wrap
 from torch import nn
@@ -59,8 +59,10 @@ class LoRALinear(LoRALayer):
         return (r, self.in_features), (self.out_features, r)
 
     def add_update(self, y: torch.Tensor, x: torch.Tensor, adapter: LowRank) -> torch.Tensor:
+        low = F.linear(as_input(adapter.lora_dropout(x), adapter.lora_A), adapter.lora_A)
+        if low.dtype != y.dtype:
+            return y + (adapter.scaling * F.linear(low, adapter.lora_B)).to(y.dtype)
         # One fused multiply-add: the scaled product is never materialised.
-        low = F.linear(adapter.lora_dropout(x), adapter.lora_A)
         return torch.addmm(
             y.reshape(-1, y.shape[-1]),
             low.reshape(-1, low.shape[-1]),

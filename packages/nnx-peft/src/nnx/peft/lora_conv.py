@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from nnx.peft.low_rank import LoRALayer, LowRank, accumulate
+from nnx.peft.low_rank import LoRALayer, LowRank, accumulate, as_input
 from torch import nn
 
 
@@ -42,8 +42,9 @@ class LoRAConv2d(LoRALayer):
         return (r, base.in_channels, *base.kernel_size), (base.out_channels, r, 1, 1)
 
     def add_update(self, y: torch.Tensor, x: torch.Tensor, adapter: LowRank) -> torch.Tensor:
-        low = self.base._conv_forward(adapter.lora_dropout(x), adapter.lora_A, None)
-        return y + adapter.scaling * F.conv2d(low, adapter.lora_B)
+        x = as_input(adapter.lora_dropout(x), adapter.lora_A)
+        low = self.base._conv_forward(x, adapter.lora_A, None)
+        return y + (adapter.scaling * F.conv2d(low, adapter.lora_B)).to(y.dtype)
 
     def delta(self, adapter: LowRank) -> torch.Tensor:
         a, b = accumulate(adapter.lora_A), accumulate(adapter.lora_B)

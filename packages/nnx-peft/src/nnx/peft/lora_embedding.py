@@ -59,7 +59,7 @@ class LoRAEmbedding(LoRALayer):
 
     def add_update(self, y: torch.Tensor, x: torch.Tensor, adapter: LowRank) -> torch.Tensor:
         low = F.embedding(x, adapter.lora_A.t(), padding_idx=self.base.padding_idx)
-        return y + adapter.scaling * F.linear(low, adapter.lora_B)
+        return y + (adapter.scaling * F.linear(low, adapter.lora_B)).to(y.dtype)
 
     def delta(self, adapter: LowRank) -> torch.Tensor:
         product = accumulate(adapter.lora_B) @ accumulate(adapter.lora_A)

@@ -158,6 +158,16 @@ class LoRALayer(AdaptedLayer, LowRank):
         return ", ".join(parts)
 
 
+def as_input(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """``x`` in the dtype of an adapter that is kept in another precision than its base.
+
+    FP32 adapters over a BF16 base are common; autocast chooses dtypes itself.
+    """
+    if x.dtype == matrix.dtype or torch.is_autocast_enabled(x.device.type):
+        return x
+    return x.to(matrix.dtype)
+
+
 def accumulate(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` in the dtype that sums are formed in: FP32 for half types, else its own."""
     half = tensor.dtype in (torch.float16, torch.bfloat16)
