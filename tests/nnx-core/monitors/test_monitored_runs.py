@@ -277,3 +277,53 @@ def test_a_run_of_another_monitor_cannot_continue():
                 resume_mode="stateful",
             )
         )  # fmt: skip
+
+
+class Last:
+    """A metric without state, over labels."""
+
+    def __init__(self, config):
+        self.value = None
+
+    def update(self, target, prediction):
+        self.value = float(prediction[-1])
+
+    def result(self):
+        return self.value
+
+
+@pytest.fixture
+def last_metric():
+    register_metric("test.last", 1, Last, input="labels", mode="max")
+    yield MetricSpec("test.last")
+    unregister_metric("test.last", 1)
+
+
+def test_points_inside_an_epoch_need_metrics_that_can_be_continued(last_metric, tmp_path):
+    with pytest.raises(ValueError, match=r"'test\.last' cannot be continued in the middle"):
+        built().train(params(metrics=[last_metric], checkpoint_every=1))
+    assert not (tmp_path / "runs").exists()
+    run = built().train(params(metrics=[last_metric], n_epochs=1))
+    assert "test.last" in run.idps[-1].train_summary.metrics
+
+
+def test_steps_of_the_callers_own_may_report_a_metric_the_model_could_not_feed():
+    def step(ctx):
+        X, y = ctx.batch
+        loss = ctx.model.loss_fn(ctx.model.net(X), y)
+        ctx.optimizer.zero_grad()
+        loss.backward()
+        ctx.optimizer.step()
+        return NNEvaluationDataPoint(loss=float(loss.detach()))
+
+    def evaluator(ctx):
+        return NNEvaluationDataPoint(loss=1.0, metrics={"mae": 0.5})
+
+    monitor = MonitorSpec(metric="mae")
+    run = built().train(
+        params(metrics=[MetricSpec("mae")], monitor=monitor, n_epochs=1),
+        train_step_fn=step, eval_step_fn=evaluator,
+    )  # fmt: skip
+    assert selections(run)[-1].value == 0.5
+    with pytest.raises(ValueError, match="reads continuous, which categorical outputs do not have"):
+        built().train(params(metrics=[MetricSpec("mae")], n_epochs=1), train_step_fn=step)

@@ -83,7 +83,7 @@ def check_model(request: FitRequest) -> None:
     model, params = request.model, request.params
     if model.task_adapter is not None:
         model.task_adapter.check_loss_fn(model.loss_fn)
-    check_metrics(model, params.metrics, owner=type(params).__name__)
+    _check_metrics(request)
     if request.eval_step_fn is not None:
         from nnx.streaming import check_eval_step
 
@@ -95,6 +95,21 @@ def check_model(request: FitRequest) -> None:
     elif request.step_fn is None:
         check_reconstructible(model)
     check_wrapped_weights(model)
+
+
+def _check_metrics(request: FitRequest) -> None:
+    """Declared metrics must be computable where NNx computes them."""
+    from nnx.streaming.evaluation import is_streaming
+
+    params, evaluator = request.params, request.eval_step_fn
+    default = request.trainer is None and request.step_fn is None and request.objective is None
+    check_metrics(
+        request.model,
+        params.metrics,
+        owner=f"{type(params).__name__}.metrics",
+        computed=default or evaluator is None or is_streaming(evaluator),
+        continuable=default and params.checkpoint_every is not None,
+    )
 
 
 def check_monitors(request: FitRequest, callbacks: Sequence[Any]) -> None:

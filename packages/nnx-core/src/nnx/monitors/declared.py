@@ -59,14 +59,28 @@ class Semantics:
         return Semantics("continuous" if isinstance(loss_fn, losses.CONTINUOUS) else "decoded")
 
 
-def check_metrics(model: Any, metrics: Iterable[MetricSpec], *, owner: str = "metrics") -> None:
-    """Refuse a metric that is unknown, misconfigured or reads what ``model`` cannot give."""
-    check_inputs(metrics, Semantics.of(model), owner=owner)
+def check_metrics(
+    model: Any,
+    metrics: Iterable[MetricSpec],
+    *,
+    owner: str = "metrics",
+    computed: bool = True,
+    continuable: bool = False,
+) -> None:
+    """Refuse a metric that is unknown, misconfigured or reads what ``model`` cannot give.
+
+    ``computed=False``: steps of the caller's own report the values, from
+    whatever they read. ``continuable``: also refuse a metric whose sums over an
+    epoch could not be saved inside it.
+    """
+    check_inputs(metrics, Semantics.of(model) if computed else None, owner=owner)
+    if continuable:
+        for spec in metrics:
+            _refuse_stateless(spec, spec.accumulator())
 
 
-def check_inputs(metrics: Iterable[MetricSpec], semantics: Semantics, *, owner: str) -> None:
+def check_inputs(metrics: Iterable[MetricSpec], semantics: Semantics | None, *, owner: str) -> None:
     """The same for outputs of known semantics. Runs no metric code but its config check."""
-    kind = semantics.kind
     names: set[str] = set()
     if isinstance(metrics, (MetricSpec, str)):
         raise TypeError(f"{owner} must be a sequence of MetricSpec, not one {metrics!r}")
@@ -79,6 +93,9 @@ def check_inputs(metrics: Iterable[MetricSpec], semantics: Semantics, *, owner: 
         names.add(spec.label)
         definition = spec.definition
         spec.check()
+        if semantics is None:
+            continue
+        kind = semantics.kind
         if definition.input not in _READS[kind]:
             raise ValueError(
                 f"{where} reads {definition.input}, which {kind} outputs do not have: "
@@ -171,11 +188,7 @@ class MetricSet:
     def state(self) -> list[dict[str, Any]]:
         """The sums of every metric, to continue from."""
         for spec, _, part in self._parts:
-            if not hasattr(part, "state") or not hasattr(part, "load_state"):
-                raise ValueError(
-                    f"the metric {spec.label!r} cannot be continued in the middle of an epoch: "
-                    "its accumulator has no state() and load_state(state)"
-                )
+            _refuse_stateless(spec, part)
         return [part.state() for _, _, part in self._parts]
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
@@ -197,3 +210,11 @@ class MetricSet:
             target, prediction = target[views.valid], prediction[views.valid]
         if len(target):
             accumulator.update(as_numpy(target), as_numpy(prediction))
+
+
+def _refuse_stateless(spec: MetricSpec, accumulator: Any) -> None:
+    if not (hasattr(accumulator, "state") and hasattr(accumulator, "load_state")):
+        raise ValueError(
+            f"the metric {spec.label!r} cannot be continued in the middle of an epoch: "
+            "its accumulator has no state() and load_state(state)"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,22 +47,40 @@ def check_eval_step(
     Looks at the step itself or a ``functools.partial`` of it; a step that wraps
     it is a step of its own and meets the same refusals at its first call.
     """
-    while isinstance(step, functools.partial):
-        step = step.func
-    if step is not streaming_eval_step:
+    for _, problem in eval_step_problems(step, extra_metrics=extra_metrics, metrics=metrics):
+        raise ValueError(problem)
+
+
+def eval_step_problems(
+    step: Callable[..., Any] | None,
+    *,
+    extra_metrics: Mapping[str, Callable[..., float]] | None,
+    metrics: Sequence[MetricSpec] = (),
+) -> Iterator[tuple[str, str]]:
+    """What :func:`check_eval_step` refuses, as (field, message): "extra_metrics", "metrics[0]"."""
+    if not is_streaming(step):
         return
     if extra_metrics:
-        raise ValueError(
+        yield (
+            "extra_metrics",
             f"streaming_eval_step cannot compute extra_metrics ({', '.join(extra_metrics)}): they "
             "are called on all predictions at once. Declare metrics=[MetricSpec(...)], or use the "
-            "default validation step."
+            "default validation step.",
         )
     for index, spec in enumerate(metrics):
         if not is_bounded(spec):
-            raise ValueError(
+            yield (
+                f"metrics[{index}]",
                 f"metrics[{index}] ({spec.id}@v{spec.version}) stores every score, which "
-                "streaming_eval_step does not; use the default validation step for it"
+                "streaming_eval_step does not; use the default validation step for it",
             )
+
+
+def is_streaming(step: Any) -> bool:
+    """Whether ``step`` is :func:`streaming_eval_step` or a ``functools.partial`` of it."""
+    while isinstance(step, functools.partial):
+        step = step.func
+    return step is streaming_eval_step
 
 
 def run_eval_step(step: Callable[[Any], Any], ctx: Any) -> NNEvaluationDataPoint:
