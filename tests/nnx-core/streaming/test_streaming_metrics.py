@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from nnx import (
     register_metric,
     unregister_metric,
 )
+from nnx.prediction.inference import evaluate
 from nnx.streaming import MetricMergeError
 from sklearn.metrics import f1_score, log_loss, roc_auc_score
+from torch import nn
 
 CATEGORICAL = (MetricSpec("accuracy"), MetricSpec("f1"), MetricSpec("nll"), MetricSpec("brier"))
 BINARY = (
@@ -173,6 +176,7 @@ def test_an_empty_or_fully_masked_stream_is_unavailable():
     assert stream.finalize() == empty
     full = StreamingMetrics(CATEGORICAL, "categorical", ignore_index=-100)
     full.update_logits(torch.tensor([0, 1]), logits(2, 4))
+    assert full.finalize().available == ("accuracy", "f1", "nll", "brier")
     assert full.merge(stream).finalize() == full.finalize() == stream.merge(full).finalize()
 
 
@@ -258,6 +262,7 @@ def test_a_rank_metric_is_refused_in_bounded_mode_and_replayed_when_materialized
         (("nll", "categorical"), {"target": [5], "probabilities": [[0.5, 0.5]]}, r"in \[0, 2\); found 5"),
         (("nll", "categorical"), {"target": [0.5], "probabilities": [[0.5, 0.5]]}, "class indices, or"),
         (("mae", "continuous"), {"target": [0.0], "values": [1.0], "valid": [1]}, "boolean mask"),
+        (("accuracy", "bernoulli"), {"target": [0, 2], "labels": [0, 1]}, "0 or 1; found 2"),
     ],
 )  # fmt: skip
 def test_inputs_that_do_not_fit_are_refused_and_add_nothing(stream, arguments, message):
@@ -303,3 +308,38 @@ def test_ten_thousand_classes_take_bounded_memory():
         stream.update(truth[start : start + 1000], labels=guess[start : start + 1000])
     expected = f1_score(truth, guess, average="macro", zero_division=0)
     assert stream.finalize().values["f1"] == pytest.approx(expected)
+
+
+def test_accumulations_and_snapshots_travel_between_processes():
+    stream = StreamingMetrics(CATEGORICAL, "categorical")
+    stream.update_logits(torch.arange(9) % 3, logits(9, 3))
+    sent = pickle.loads(pickle.dumps(stream))
+    assert sent.finalize() == stream.finalize()
+    assert pickle.loads(pickle.dumps(stream.finalize())) == stream.finalize()
+    assert sent.merge(stream).count == 18
+
+
+@pytest.mark.parametrize(
+    ("task", "loss_fn", "metrics"),
+    [
+        (TaskSpec.categorical(4, ignore_index=-1), nn.CrossEntropyLoss(), CATEGORICAL),
+        (TaskSpec.multilabel(4, threshold=0.3), nn.BCEWithLogitsLoss(), BINARY),
+        (TaskSpec.regression(4), nn.MSELoss(), (MetricSpec("mae"), MetricSpec("mse"))),
+    ],
+)
+def test_logits_are_scored_as_evaluate_scores_them(make_model, task, loss_fn, metrics):
+    model = make_model(loss_fn, task)
+    output = logits(30, 4).float()
+    if task.kind == "categorical":
+        target = torch.arange(30) % 4
+        target[::5] = -1
+    else:
+        target = (logits(30, 4, seed=5) > 0).float()
+        target[::5, 2] = float("nan")
+    stream = StreamingMetrics.for_task(metrics, task)
+    stream.update_logits(target, output)
+    record = evaluate(model, [(output, target)], metrics=metrics)
+    assert {name: record.metrics[name] for name in stream.finalize().values} == values(
+        stream.finalize()
+    )
+    assert stream.count == record.count

@@ -62,7 +62,7 @@ class GivenViews:
         width = num_outputs or 0
         if categorical and table is not None:
             width = self.probabilities.shape[1]
-        if categorical and not soft and width:
+        if (categorical and not soft and width) or semantics.kind == "bernoulli":
             check_range(semantics, self.target, self.valid, width)
 
     def _rows(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from nnx.params.registered import MetricSpec
 from nnx.params.task import TaskSpec
 from nnx.streaming.inputs import ARGUMENTS, GivenViews, check_range, check_width, target_mask
 from nnx.utils import validation as check
+from nnx.utils.jsonlike import FrozenDict
 
 _SEMANTICS_OF = {
     "categorical": "categorical",
@@ -38,12 +38,12 @@ class MetricSnapshot:
     unavailable: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
+        object.__setattr__(self, "values", FrozenDict(self.values))
 
     @property
-    def available(self) -> bool:
-        """Whether every metric has a value."""
-        return not self.unavailable
+    def available(self) -> tuple[str, ...]:
+        """The names of the metrics that have a value; empty when nothing was scored."""
+        return tuple(self.values)
 
 
 class StreamingMetrics:
