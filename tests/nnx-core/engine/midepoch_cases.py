@@ -18,7 +18,7 @@ from nnx import (
     Trainer,
     supervised_objective,
 )
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 _SPEC = importlib.util.spec_from_file_location(
     "exactness_cases", Path(__file__).with_name("exactness_cases.py")
@@ -55,6 +55,9 @@ CASES = {
     "trainer": case(facade="trainer"),
     "trainer_objective": case(facade="trainer_objective", accumulate=2),
     "workers": case(loader="workers"),
+    "unsized": case(loader="unsized"),
+    "unsized_step_fn": case(facade="step_fn", loader="unsized"),
+    "unsized_stateful": case(facade="step_fn", loader="unsized_stateful"),
     "stateful": case(loader="stateful"),
     "stateful_workers": case(loader="stateful_workers"),
 }
@@ -64,7 +67,21 @@ def data(seed=0):
     return exact.data(seed, n=4 * BATCHES)
 
 
+class Unsized(IterableDataset):
+    """Samples in order, with noise from the global stream; nobody knows how many."""
+
+    def __iter__(self):
+        for x, y in zip(*data()):
+            yield x + 0.1 * torch.randn(4), y
+
+
 def make_loader(kind):
+    if kind == "unsized":
+        return DataLoader(Unsized(), batch_size=4)
+    if kind == "unsized_stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return StatefulDataLoader(Unsized(), batch_size=4)
     dataset = TensorDataset(*data())
     if kind == "workers":
         return DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2)

@@ -244,6 +244,17 @@ def test_a_failing_clean_up_does_not_hide_the_failure(kit):
         )
 
 
+def test_a_failing_end_lets_the_others_close(kit):
+    before, after = Journal(), Journal()
+    with pytest.raises(KeyboardInterrupt):
+        kit.model().train(
+            kit.train_params(n_epochs=1),
+            callbacks=[before, Raises("on_train_end", KeyboardInterrupt()), after],
+        )
+    assert before.calls[-1] == after.calls[-1] == "train end"
+    assert before.calls.count("train end") == after.calls.count("train end") == 1
+
+
 @pytest.mark.parametrize("where", ["forward", "fetch", "validation", "step"])
 def test_an_interrupt_anywhere_keeps_the_last_epoch(kit, where):
     model = kit.model()
@@ -301,6 +312,16 @@ def test_a_callback_may_train_another_model(kit):
     assert len(run.idps) == 12
     assert NNRun.load(inner[0].id).idps[-1].epoch_idx == 0
     assert NNRun.load(run.id).idps[-1].epoch_idx == 1
+
+
+def test_a_callback_may_even_train_the_model_in_training(kit):
+    def train(ctx):
+        if ctx.epoch == 0:
+            ctx.model.train(kit.train_params(n_epochs=1, data_id="inner"))
+
+    run = kit.model().train(kit.train_params(n_epochs=3), callbacks=[at("on_epoch_end", train)])
+    assert run.idps[-1].epoch_idx == 2
+    NNCheckpoint.verify(run=run.id, type=Checkpoints.LAST)
 
 
 def test_a_callback_may_evaluate_and_predict_without_a_trace(kit):

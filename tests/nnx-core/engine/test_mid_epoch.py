@@ -14,7 +14,7 @@ import pytest
 import torch
 from nnx import Callback, Checkpoints, NNCheckpoint
 
-# Fourteen training processes are killed, and each of their runs is trained three times.
+# Many training processes are killed, and each of their runs is trained three times.
 pytestmark = pytest.mark.slow
 SOURCE = Path(__file__).with_name("midepoch_cases.py")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nnx.data.loading import fast_batches
@@ -39,7 +39,8 @@ class EpochBatches:
 
     ``is_last`` comes from the loader's length; with ``look_ahead`` and no length,
     one batch is fetched in advance to know it. ``start`` is the index of the first
-    batch, for an epoch that goes on in the middle.
+    batch, for an epoch that goes on in the middle. ``before_fetch`` is called before
+    each batch is fetched in advance.
     """
 
     def __init__(
@@ -49,15 +50,17 @@ class EpochBatches:
         length: int | None,
         start: int = 0,
         look_ahead: bool = False,
+        before_fetch: Callable[[], object] | None = None,
     ) -> None:
         self._source = source
         self._length = length
         self._index = start
-        self._peeks = look_ahead and length is None
-        self._held: Any = next(source, _END) if self._peeks else _END
+        self._before_fetch = before_fetch
+        self.peeks = look_ahead and length is None
+        self._held: Any = self._fetch_ahead() if self.peeks else _END
 
     def __iter__(self) -> Iterator[tuple[int, Any, bool]]:
-        if self._peeks:
+        if self.peeks:
             yield from self._one_ahead()
             return
         index, last = self._index, None if self._length is None else self._length - 1
@@ -70,13 +73,18 @@ class EpochBatches:
     def _one_ahead(self) -> Iterator[tuple[int, Any, bool]]:
         index = self._index
         while self._held is not _END:
-            batch, self._held = self._held, next(self._source, _END)
+            batch, self._held = self._held, self._fetch_ahead()
             yield index, batch, self._held is _END
             index += 1
 
+    def _fetch_ahead(self) -> Any:
+        if self._before_fetch is not None:
+            self._before_fetch()
+        return next(self._source, _END)
+
     def exhausted(self) -> bool:
         """Whether the batch just yielded was the last. Ends the pass when it was not."""
-        if not self._peeks:
+        if not self.peeks:
             self._held = next(self._source, _END)
         return self._held is _END
 

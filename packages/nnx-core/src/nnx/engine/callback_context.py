@@ -113,6 +113,11 @@ class CallbackContext:
     def idps(self, value: Sequence[NNIterationDataPoint] | None) -> None:
         self._idps = value
 
+    @property
+    def held_idps(self) -> Any:
+        """What a callback put in place of the records during this round of hooks."""
+        return self._idps
+
     def defer_checkpoint(self, tag: str) -> None:
         """Ask for a weights-only checkpoint ``<tag>.pt``, written once LAST has committed."""
         self._deferred.append(tag)

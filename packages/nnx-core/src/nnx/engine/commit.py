@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnx.engine import rng
-from nnx.engine.batches import is_stateful
+from nnx.engine.batches import is_stateful, loader_length
 from nnx.engine.topology import optimizer_topology
 from nnx.enums import Checkpoints
 from nnx.models import state_topology
@@ -49,7 +49,8 @@ def step_point(session: FitSession, step: StepRunner, *, consumed: int) -> None:
         "consumed": consumed,
         "epoch_updates": session.epoch_updates,
         "epoch_rng": session.epoch_rng,
-        "loader_state": loader.state_dict() if is_stateful(loader) else None,
+        "fetch_rng": session.fetch_rng,
+        "loader_state": loader.state_dict() if _keeps_position(session) else None,
         "window": step.window_state(),
         "recorder": session.recorder.state(),
         "records": [record.state() for record in partial],
@@ -73,6 +74,16 @@ class NetBefore(NamedTuple):
             weights=copy.deepcopy(net.state_dict()),
             owned={name: optimizer_topology(net, o) for name, o in session.optimizers.items()},
         )
+
+
+def _keeps_position(session: FitSession) -> bool:
+    """Whether the loader's own position is where training stands.
+
+    It is one batch further where a step had to know the epoch's last batch in advance.
+    """
+    loader = session.params.train_loader
+    ahead = session.plan.looks_ahead and loader_length(loader) is None
+    return is_stateful(loader) and not ahead
 
 
 def refresh_last(session: FitSession, *, before: NetBefore | None) -> None:

@@ -72,6 +72,7 @@ def _start(session: FitSession) -> None:
             begin_epoch(session)
         plan.registry.restore(plan.resume.components)
         resume.restore_streams(session)
+    plan.resume = plan.resume.without_tensors()
 
 
 def _end(session: FitSession) -> None:
@@ -81,7 +82,7 @@ def _end(session: FitSession) -> None:
     hooked = any(type(c).on_train_end is not Callback.on_train_end for c in session.callbacks)
     session.rng_at_end = rng.capture(session.loaders)
     before = _snapshot(session) if hooked else None
-    session.dispatch("on_train_end")
+    session.end()
     if hooked and not session.discarded:
         changed = before is not None and state_topology(session.model.net) != before.topology
         commit.refresh_last(session, before=before if changed else None)

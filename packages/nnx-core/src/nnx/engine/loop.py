@@ -8,7 +8,6 @@ from nnx.engine import commit, rng
 from nnx.engine.batches import (
     EpochBatches,
     announce_epoch,
-    is_stateful,
     loader_length,
     open_epoch,
 )
@@ -107,13 +106,18 @@ def _batches(session: FitSession, step: StepRunner) -> EpochBatches:
         session.epoch_rng = point.epoch_rng
         rng.restore(point.epoch_rng, session.loaders)
         source = open_epoch(loader, skip=point.consumed, state=point.loader_state)
-        rng.restore(point.rng, session.loaders)
-    return EpochBatches(
+        if point.fetch_rng is not None:
+            rng.restore(point.fetch_rng, session.loaders)
+    batches = EpochBatches(
         source,
         length=loader_length(loader),
         start=session.resumed_batches,
         look_ahead=plan.looks_ahead,
+        before_fetch=session.note_fetch if plan.params.checkpoint_every else None,
     )
+    if point is not None:  # a batch that had been fetched in advance has been fetched again
+        rng.restore(point.rng, session.loaders)
+    return batches
 
 
 def _finish_epoch(session: FitSession, progress: Progress) -> None:
@@ -129,6 +133,3 @@ def _finish_epoch(session: FitSession, progress: Progress) -> None:
     progress.note(**commit.headline(last))
     session.dispatch("on_epoch_end")
     commit.epoch(session, last, improved=decision.improved)
-
-
-__all__ = ["begin_epoch", "is_stateful", "loop"]

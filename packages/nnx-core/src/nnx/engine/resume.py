@@ -47,6 +47,7 @@ class Position:
     consumed: int
     epoch_updates: int
     epoch_rng: Mapping[str, Any]
+    fetch_rng: Mapping[str, Any] | None
     rng: Mapping[str, Any]
     loader_state: Any
     window: Mapping[str, Any] | None
@@ -73,6 +74,10 @@ class ResumePlan:
     @staticmethod
     def fresh(n_epochs: int, registry: ComponentRegistry) -> ResumePlan:
         return ResumePlan(start_epoch=0, end_epoch=n_epochs, components=registry.fresh_plan())
+
+    def without_tensors(self) -> ResumePlan:
+        """The same, once everything is restored: the checkpoint's memory is given back."""
+        return replace(self, net_state=None, state=None, position=None, point=None)
 
     def status(self) -> ResumeStatus:
         """What the run reports of its start."""
@@ -358,6 +363,7 @@ def _position(state: Mapping[str, Any], *, rebase: bool) -> Position:
         consumed=saved["consumed"],
         epoch_updates=saved["epoch_updates"],
         epoch_rng=saved["epoch_rng"],
+        fetch_rng=saved["fetch_rng"],
         rng=state["rng_state"],
         loader_state=saved["loader_state"],
         window=saved["window"],
@@ -373,7 +379,7 @@ def _position(state: Mapping[str, Any], *, rebase: bool) -> Position:
 def undone_on_error(session: FitSession) -> Iterator[None]:
     """Put the model and every random stream back when a restore fails."""
     net, streams = session.model.net, rng.capture(session.loaders)
-    before = copy.deepcopy(net.state_dict())
+    before = {name: _kept(value) for name, value in net.state_dict().items()}
     try:
         yield
     except BaseException:
@@ -388,6 +394,11 @@ def undone_on_error(session: FitSession) -> Iterator[None]:
             )
         rng.restore(streams, session.loaders)
         raise
+
+
+def _kept(value: Any) -> Any:
+    """A copy in main memory: a device holds the model and the checkpoint already."""
+    return value.detach().cpu().clone() if hasattr(value, "detach") else copy.deepcopy(value)
 
 
 def restore_tensors(session: FitSession) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nnx.engine import rng
 from nnx.engine.callback_context import CallbackContext
 from nnx.engine.clocks import SchedulerClock
 from nnx.engine.contexts import takes_an_argument
@@ -59,7 +61,8 @@ class FitSession:
         self.updates_at_point = self.committed_updates
         self.position = plan.resume.position  # where a resumed epoch stood, until it is taken up
         self.resumed_batches = 0 if self.position is None else self.position.consumed
-        self.epoch_rng: Any = None
+        self.epoch_rng: Any = None  # the streams at the epoch's start
+        self.fetch_rng: Any = None  # and before the last batch that was fetched in advance
         self.rng_at_end: Any = None
         self.committed: NNIterationDataPoint | None = None
         self.discarded = False
@@ -90,20 +93,30 @@ class FitSession:
 
     def dispatch(self, hook: str) -> None:
         """Call ``hook`` of every callback, in order."""
-        ctx = self.ctx
-        ctx.idps = None
+        self.ctx.idps = None
         for callback in self.callbacks:
-            if self.retention is not None and _reads_everything(callback, hook):
-                self._with_full_history(callback, hook)
-            else:
-                getattr(callback, hook)(ctx)
+            self._call(callback, hook)
 
-    def _with_full_history(self, callback: Any, hook: str) -> None:
-        held, self.ctx.idps = self.ctx.idps, None
-        with self.writer.full_history() as records:
-            self.ctx.idps = records
+    def _call(self, callback: Any, hook: str) -> None:
+        call = getattr(callback, hook)
+        if self.retention is None or not _reads_everything(callback, hook):
+            call(self.ctx)
+            return
+        held = self.ctx.held_idps
+        with contextlib.ExitStack() as stack:
             try:
-                getattr(callback, hook)(self.ctx)
+                self.ctx.idps = stack.enter_context(self.writer.full_history())
+            except (OSError, ValueError) as error:
+                if hook != "on_train_end":
+                    raise
+                warnings.warn(
+                    f"{type(callback).__name__} gets the last records only: the history could "
+                    f"not be read back ({error})",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            try:
+                call(self.ctx)
             finally:
                 self.ctx.idps = held
 
@@ -133,12 +146,23 @@ class FitSession:
         if self.plan.compiled is not None:
             self.writer.run = self.writer.run.with_compile(self.plan.compiled.record)
 
+    def end(self) -> None:
+        """Run every ``on_train_end``; when one fails, the others still close."""
+        self.ctx.idps = None
+        try:
+            while self._begun:
+                self._call(self._begun.pop(0), "on_train_end")
+        except BaseException:
+            self.clean_up()
+            raise
+
     def clean_up(self) -> None:
         """After a failure: let the callbacks that began close what they opened.
 
         Their own errors become warnings, so that the failure stays the error raised.
         """
-        for callback in self._begun:
+        while self._begun:
+            callback = self._begun.pop(0)
             try:
                 callback.on_train_end(self.ctx)
             except Exception as error:
@@ -233,6 +257,10 @@ class FitSession:
         self.flush()
         return self.writer.idps
 
+    def note_fetch(self) -> None:
+        """Remember the random streams before a batch is fetched in advance."""
+        self.fetch_rng = rng.capture(self.loaders)
+
     def partial_records(self) -> list[NNIterationDataPoint]:
         """The records of the epoch in progress, for a point inside it."""
         self.flush()
@@ -246,6 +274,7 @@ class FitSession:
     def take_position(self) -> Position | None:
         """Where the resumed epoch stood; ``None`` for an epoch that starts at its start."""
         position, self.position = self.position, None
+        self.fetch_rng = None
         self._partial = []
         if position is None:
             self.recorder.begin_epoch()
