@@ -11,7 +11,18 @@ from nnx.params import MonitorRecord, MonitorSpec
 from nnx.records import NNEvaluationDataPoint, NNIterationDataPoint
 from nnx.store import idps_csv
 from nnx.store.errors import HistoryCorruptionError
-from nnx.store.idps_csv import CsvHistory
+from nnx.store.idps_csv import CsvHistory as _CsvHistory
+from nnx.utils.files import Flushes
+
+
+class CsvHistory(_CsvHistory):
+    """Appends that wait for the disk."""
+
+    def append(self, records):
+        flushes = Flushes()
+        super().append(records, flushes)
+        flushes.wait()
+
 
 number = st.floats(allow_nan=False)
 score = st.one_of(st.none(), number)

@@ -276,7 +276,9 @@ plain = st.recursive(
 @given(plain)
 def test_plain_data_comes_back_as_it_was(tmp_path_factory, value):
     path = str(tmp_path_factory.mktemp("data") / "x.pt")
-    save_data(as_data(value, "value"), path)
+    flushes = files.Flushes()
+    save_data(as_data(value, "value"), path, flushes)
+    flushes.wait()
     back = load_data(path)
     assert back == value
     assert repr(back) == repr(value)  # 1, 1.0 and True apart, lists and tuples too

@@ -139,8 +139,9 @@ class JournalWriter:
             found += [NNIterationDataPoint.from_state(row) for row in rows]
         return [*found, *self._waiting]
 
-    def commit(self) -> None:
+    def commit(self, flushes: fs.Flushes | None = None) -> None:
         """Publish the epoch's records; everything is on disk when this returns."""
+        flushes = fs.Flushes() if flushes is None else flushes
         self._previous = self._published
         if not self._waiting and not self._entries:
             return
@@ -161,9 +162,10 @@ class JournalWriter:
             "epochs_bytes": now["epochs_bytes"] + len(summary),
         }
         for path in self._unflushed:
-            _flush(path)
-        self._append("index.jsonl", now["index_bytes"], index)
-        self._append("epochs.jsonl", now["epochs_bytes"], summary)
+            flushes.add(os.open(path, os.O_RDONLY))
+        self._append("index.jsonl", now["index_bytes"], index, flushes)
+        self._append("epochs.jsonl", now["epochs_bytes"], summary, flushes)
+        flushes.wait()
         fs.disk.flush_directory(self.folder)
         self._publish(manifest)
         self._published = manifest
@@ -224,15 +226,16 @@ class JournalWriter:
         self._chunks += 1
         self._waiting = []
 
-    def _append(self, name: str, size: int, data: bytes) -> None:
+    def _append(self, name: str, size: int, data: bytes, flushes: fs.Flushes) -> None:
         descriptor = fs.disk.open_append(os.path.join(self.folder, name))
         try:
             if os.fstat(descriptor).st_size != size:
                 fs.disk.truncate(descriptor, size)
             fs.disk.write(descriptor, data)
-            fs.disk.flush(descriptor)
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        flushes.add(descriptor)
 
     def _publish(self, manifest: Mapping[str, Any]) -> None:
         path = os.path.join(self.folder, "journal.json")
@@ -260,11 +263,3 @@ def encode_manifest(manifest: Mapping[str, Any]) -> bytes:
     body = json.dumps(manifest, sort_keys=True)
     digest = hashlib.sha256(body.encode()).hexdigest()
     return json.dumps({**manifest, "digest": digest}, sort_keys=True, indent=1).encode()
-
-
-def _flush(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fs.disk.flush(descriptor)
-    finally:
-        os.close(descriptor)

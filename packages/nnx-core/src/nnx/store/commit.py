@@ -29,7 +29,8 @@ class Commit:
 
     ``fields`` is the training state; ``None`` writes weights alone.
     ``generations`` remembers, between the commits of one writer, each tag's
-    ordinal and sidecar. ``about`` goes into the manifests, for listings.
+    ordinal and sidecar. ``about`` goes into the manifests, for listings. What
+    ``flushes`` holds is on the disk before anything is published.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class Commit:
         tags: Sequence[str],
         generations: dict[str, tuple[int, str | None]] | None = None,
         about: Mapping[str, Any] | None = None,
+        flushes: fs.Flushes | None = None,
     ) -> None:
         self.checkpoint_id = uuid.uuid4().hex
         self.state_id = None if fields is None else uuid.uuid4().hex
         self.published: list[str] = []
         self._fields = fields
         self._about = about
+        self._flushes = fs.Flushes() if flushes is None else flushes
         self._checkpoint = _of_generation(checkpoint, self.state_id)
         self._points = [PointFiles(folder, tag) for tag in tags]
         self._folder = folder
@@ -66,7 +69,9 @@ class Commit:
             for point in others:
                 self._share(first, point)
             for point in self._points:
-                fs.write_new(point.staged_manifest, manifest.encode(self._document(point)))
+                document = manifest.encode(self._document(point))
+                fs.write_new(point.staged_manifest, document, self._flushes)
+            self._flushes.wait()
             fs.disk.flush_directory(self._folder)
         except BaseException:
             self._abandon()
@@ -96,7 +101,10 @@ class Commit:
             self._generations[tag] = (ordinal + 1, new)
             fs.disk.replace(point.staged_manifest, point.manifest)
         self._refresh_compat(point)
-        fs.disk.flush_directory(self._folder)
+        if point is self._points[0]:
+            # The other tags are staged durably: after a power loss, whoever comes
+            # next completes them from there.
+            fs.disk.flush_directory(self._folder)
         if old_sidecar is not None:
             with contextlib.suppress(FileNotFoundError):
                 fs.disk.unlink(old_sidecar)
@@ -115,9 +123,9 @@ class Commit:
         if self._fields is not None:
             assert self.state_id is not None
             state = codec.training_state(self._fields, self.state_id)
-            digest, size = save_data(state, point.sidecar(self.state_id))
+            digest, size = save_data(state, point.sidecar(self.state_id), self._flushes)
             self._digests["state"] = {"sha256": digest, "size": size}
-        digest, size = save_data(weights, point.staged)
+        digest, size = save_data(weights, point.staged, self._flushes)
         self._digests["weights"] = {"sha256": digest, "size": size}
 
     def _share(self, source: PointFiles, target: PointFiles) -> None:
@@ -164,6 +172,7 @@ class Commit:
         }
 
     def _abandon(self) -> None:
+        self._flushes.settle()
         try:
             # Once LAST is published the epoch stands, and what is staged of it is
             # completed by whoever comes next.

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from nnx.store.errors import ForeignFileError, ResumePointError
-from nnx.utils.files import BLOCK, HashingFile
+from nnx.utils.files import BLOCK, Flushes, HashingFile
 
 _PLAIN = (str, int, float, bool, type(None), complex)
 _BYTES = "$bytes"  # torch reads no empty bytes back, so they are stored as text
@@ -69,12 +69,12 @@ def check_data(value: Any, where: str) -> None:
     as_data(value, where)
 
 
-def save_data(value: Any, path: str) -> tuple[str, int]:
-    """Write data to a new file and flush it; its SHA-256 and its size in bytes."""
+def save_data(value: Any, path: str, flushes: Flushes) -> tuple[str, int]:
+    """Write data to a new file and have it flushed; its SHA-256 and its size in bytes."""
     file = HashingFile(path, alive=_memory(value))
     try:
         torch.save(value, file)  # type: ignore[arg-type]
-        return file.finish(), file.size
+        return file.finish(flushes), file.size
     except BaseException:
         file.abandon()
         raise

@@ -45,7 +45,7 @@ def _descend(prefix: str, nested: Mapping[str, Any], row: dict[str, Any]) -> Non
 class CsvHistory:
     """The appended table of one run.
 
-    ``append`` writes and flushes an epoch's rows; ``rollback`` takes the last
+    ``append`` writes an epoch's rows; ``rollback`` takes the last
     append back. Only an epoch that brings a column never seen before rewrites
     the file.
     """
@@ -57,7 +57,8 @@ class CsvHistory:
         self._size = 0
         self._before: tuple[int, int] | None = None  # (bytes, rows) before the last append
 
-    def append(self, records: Sequence[NNIterationDataPoint]) -> None:
+    def append(self, records: Sequence[NNIterationDataPoint], flushes: fs.Flushes) -> None:
+        """Write the rows of ``records`` and have them flushed."""
         self._before = (self._size, self._rows)
         if not records:
             return
@@ -78,9 +79,10 @@ class CsvHistory:
             if os.fstat(descriptor).st_size != self._size:
                 fs.disk.truncate(descriptor, self._size)
             fs.disk.write(descriptor, data)
-            fs.disk.flush(descriptor)
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        flushes.add(descriptor)
         self._size += len(data)
         self._rows += len(rows)
 

@@ -45,7 +45,7 @@ class HistoryWriter(Protocol):
     def add(self, record: NNIterationDataPoint) -> None: ...
     def replace_last(self, record: NNIterationDataPoint) -> None: ...
     def discard(self) -> None: ...
-    def commit(self) -> None: ...
+    def commit(self, flushes: fs.Flushes) -> None: ...
     def rollback(self) -> None: ...
     def everything(self) -> Sequence[NNIterationDataPoint]: ...
 
@@ -71,8 +71,8 @@ class TableWriter:
     def everything(self) -> Sequence[NNIterationDataPoint]:
         return self.view
 
-    def commit(self) -> None:
-        self._table.append(self.view[self._written :])
+    def commit(self, flushes: fs.Flushes) -> None:
+        self._table.append(self.view[self._written :], flushes)
         self._before, self._written = self._written, len(self.view)
 
     def rollback(self) -> None:
@@ -202,15 +202,17 @@ class RunWriter:
         tags = [LAST, *dict.fromkeys(tag_name(tag) for tag in phases)]
         if best:
             tags.append(_BEST)
-        commit = self._point(checkpoint, training_state, tags)
+        flushes = fs.Flushes()
+        commit = self._point(checkpoint, training_state, tags, flushes)
         try:
-            self._history.commit()
+            self._history.commit(flushes)
             with commit:
                 for tag in tags:
                     commit.publish(tag)
                     if tag == LAST:
                         self._note(commit, checkpoint)
         except BaseException:
+            flushes.settle()
             if LAST not in commit.published:
                 with contextlib.suppress(OSError):  # readers cut at LAST in any case
                     self._history.rollback()
@@ -277,7 +279,11 @@ class RunWriter:
         self._begun = True
 
     def _point(
-        self, checkpoint: NNCheckpoint, state: Mapping[str, Any] | None, tags: Sequence[str]
+        self,
+        checkpoint: NNCheckpoint,
+        state: Mapping[str, Any] | None,
+        tags: Sequence[str],
+        flushes: fs.Flushes | None = None,
     ) -> Commit:
         if _BEST in tags:
             self._best_epoch, best = checkpoint.idp.epoch_idx, election.score(checkpoint.idp)
@@ -291,6 +297,7 @@ class RunWriter:
             tags=tags,
             generations=self._generations,
             about=about,
+            flushes=flushes,
         )
 
     def _note(self, commit: Commit, checkpoint: NNCheckpoint) -> None:

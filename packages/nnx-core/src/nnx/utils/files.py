@@ -208,18 +208,74 @@ def _flush(flush: Any, strict: bool) -> None:
             raise
 
 
-def write_new(path: StrPath, data: bytes) -> None:
-    """Write a new file and flush it; no such file is left behind on an error."""
+_pool: Any = None
+
+
+def _workers() -> Any:
+    """The threads that wait for the disk; a forked child makes its own."""
+    global _pool
+    if _pool is None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        _pool = ThreadPoolExecutor(4, thread_name_prefix="nnx-flush")
+    return _pool
+
+
+def _forget_workers() -> None:
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_workers)
+
+
+class Flushes:
+    """Files flushed side by side, since each flush only waits for the disk.
+
+    :meth:`add` takes a descriptor over: it is flushed in the background and
+    closed. :meth:`wait` returns when all of them are on stable storage, and
+    raises the first failure.
+    """
+
+    def __init__(self) -> None:
+        self._running: list[Any] = []
+
+    def add(self, descriptor: int) -> None:
+        try:
+            self._running.append(_workers().submit(_flush_and_close, disk, descriptor))
+        except RuntimeError:  # the interpreter is shutting down: no more threads
+            _flush_and_close(disk, descriptor)
+
+    def wait(self) -> None:
+        running, self._running = self._running, []
+        errors = [error for flush in running if (error := flush.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+    def settle(self) -> None:
+        """Wait without asking how it went, before files are given up."""
+        with contextlib.suppress(BaseException):
+            self.wait()
+
+
+def _flush_and_close(disk: Disk, descriptor: int) -> None:
+    try:
+        disk.flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_new(path: StrPath, data: bytes, flushes: Flushes) -> None:
+    """Write a new file and have it flushed; none is left behind on an error."""
     descriptor = disk.create(path)
     try:
-        try:
-            disk.write(descriptor, data)
-            disk.flush(descriptor)
-        finally:
-            os.close(descriptor)
+        disk.write(descriptor, data)
     except BaseException:
+        os.close(descriptor)
         remove_quietly(path)
         raise
+    flushes.add(descriptor)
 
 
 def share_file(source: StrPath, target: StrPath) -> None:
@@ -291,13 +347,12 @@ class HashingFile:
     def flush(self) -> None:
         """Nothing: the file is flushed once, by :meth:`finish`."""
 
-    def finish(self) -> str:
-        """Flush to stable storage and close; the digest in hexadecimal."""
+    def finish(self, flushes: Flushes) -> str:
+        """Hand the file over to be flushed and closed; its digest in hexadecimal."""
         self._drain()
-        disk.flush(self._descriptor)
-        self._stop()
         descriptor, self._descriptor = self._descriptor, -1
-        os.close(descriptor)
+        flushes.add(descriptor)
+        self._stop()
         return self._hash.hexdigest()
 
     def abandon(self) -> None:

@@ -1,0 +1,230 @@
+"""The commands about runs, on runs that a fit wrote."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from nnx.history import HistoryJournal
+from nnx.provenance import ExperimentManifest
+from nnx.store import RunWriter
+from nnx.store.lease import lease
+from nnx.store.paths import RunPaths
+
+_spec = importlib.util.spec_from_file_location(
+    "store_parts_for_cli", Path(__file__).parents[1] / "store" / "conftest.py"
+)
+store = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(store)
+
+
+def write(salt, epochs=2, *, error=0.3, **options):
+    run = store.make_run(3, salt=salt)
+    with RunWriter.open(run, **options) as writer:
+        for epoch in range(epochs):
+            writer.extend(store.make_record(epoch, b, error=error) for b in range(2))
+            checkpoint = store.make_checkpoint(epoch, idp=writer.idps[-1])
+            writer.commit_epoch(checkpoint, store.make_state(epoch), best=True)
+        return writer.finish()
+
+
+@pytest.fixture
+def two(nnx, tmp_path):
+    """A stopped run and a better, finished one."""
+    return write("a", 2, error=0.3), write("b", 3, error=0.2)
+
+
+def test_runs_lists_progress_best_and_the_pointer(nnx, two):
+    stopped, finished = two
+    out = nnx("runs", "--sort", "best").stdout.splitlines()
+    rows = [line.split() for line in out if line.strip()][2:]
+    assert rows[0][:2] == ["*", finished.id[:12]]
+    assert rows[1][0] == stopped.id[:12]
+    assert [r for r in rows[1] if r in ("stopped", "2/3")] == ["stopped", "2/3"]
+    assert {"finished", "3/3", "0.2", "feed_fwd"} <= set(rows[0])
+    listed = {row["id"]: row for row in json.loads(nnx("runs", "--json").stdout)}
+    assert listed[finished.id]["is_best"]
+    assert listed[stopped.id]["best"] == 0.3
+    assert listed[stopped.id]["best_epoch"] == 1
+
+
+def test_runs_says_when_there_are_none_and_refuses_an_unknown_order(nnx):
+    assert nnx("runs").stdout == "no runs in runs\n"
+    assert os.listdir() == []
+    refused = nnx("runs", "--sort", "size")
+    assert (refused.returncode, refused.stderr) == (
+        1, "nnx: --sort must be one of time, best, id, not 'size'\n"
+    )  # fmt: skip
+
+
+def test_a_run_in_training_and_an_unreadable_one_are_marked(nnx, two):
+    stopped, finished = two
+    Path(f"runs/{finished.id}/checkpoints/last.pt.manifest.json").write_text("{")
+    with lease(RunPaths.of(stopped.id)):
+        listed = {row["id"]: row for row in json.loads(nnx("runs", "--json").stdout)}
+    assert listed[stopped.id]["status"] == "training"
+    assert listed[finished.id]["status"] == "unreadable"
+    assert "corrupted" in listed[finished.id]["problem"]
+
+
+def test_show_takes_a_prefix_and_best(nnx, two):
+    _, finished = two
+    by_prefix, by_pointer = nnx("show", finished.id[:6]).stdout, nnx("show", "best").stdout
+    assert by_prefix == by_pointer
+    assert f"Run {finished.id}" in by_prefix
+    assert "last     epoch 2" in by_prefix
+    assert "with training state" in by_prefix
+    document = json.loads(nnx("show", finished.id, "--json").stdout)
+    assert document["checkpoints"]["best"]["position"]["completed_epoch"] == 2
+
+
+def test_an_unknown_and_an_ambiguous_beginning_are_refused(nnx, two):
+    assert nnx("show", "zzz").stderr == (
+        "nnx: there is no run 'zzz' in runs; `nnx runs` lists the 2 that are there\n"
+    )
+    os.mkdir("runs/ab1")
+    os.mkdir("runs/ab2")
+    for name in ("ab1", "ab2"):
+        Path(f"runs/{name}/run.yaml").touch()
+    refused = nnx("show", "ab")
+    assert refused.returncode == 1
+    assert refused.stderr == "nnx: 'ab' is the beginning of 2 runs: ab1, ab2\n"
+    assert nnx("show", "../x").returncode == 1
+
+
+def test_verify_says_what_is_sound_and_what_is_not(nnx, two):
+    run, _ = two
+    good = nnx("verify", run.id)
+    assert good.returncode == 0
+    assert [line.split()[:2] for line in good.stdout.splitlines()] == [
+        ["best", "ok"], ["last", "ok"], ["history", "ok,"]
+    ]  # fmt: skip
+    path = Path(f"runs/{run.id}/checkpoints/last.pt")
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[:-1] + b"x")
+    bad = nnx("verify", run.id)
+    assert bad.returncode == 1
+    assert "last       the resume point" in bad.stdout
+    assert "best       ok" in bad.stdout
+
+
+def test_verify_finds_a_damaged_history(nnx):
+    run = write("j", 2, history=HistoryJournal(retention=10))
+    chunk = Path(f"runs/{run.id}/history/chunk-00000000.jsonl")
+    chunk.write_bytes(chunk.read_bytes().replace(b"0.1", b"0.2", 1))
+    bad = nnx("verify", run.id)
+    assert bad.returncode == 1
+    assert "does not match its SHA-256" in bad.stdout
+
+
+def test_compare_shows_the_differing_configuration_and_provenance(nnx):
+    left = write("a", provenance=ExperimentManifest(config={"lr": 1}, splits={"v": "x"}))
+    right = write("b", provenance=ExperimentManifest(config={"lr": 2}, splits={"v": "x"}))
+    out = nnx("compare", left.id, right.id).stdout
+    assert "salt" in out
+    assert [line.split()[1] for line in out.splitlines() if "config.lr" in line] == ["different"]
+    assert [line.split()[1] for line in out.splitlines() if "splits.v" in line] == ["declared"]
+    assert out.strip().endswith("not verified equal")
+    document = json.loads(nnx("compare", left.id, right.id, "--json").stdout)
+    assert document["config"] == [["salt", "a", "b"]]
+    plain = write("c")
+    assert "not recorded for both" in nnx("compare", left.id, plain.id).stdout
+
+
+def test_best_prints_the_id_or_exits_with_one(nnx):
+    empty = nnx("best")
+    assert (empty.returncode, empty.stdout) == (
+        1, "no run in runs has a comparable committed BEST checkpoint\n"
+    )  # fmt: skip
+    run = write("a")
+    assert nnx("best").stdout == f"{run.id}\n"
+
+
+def test_rm_asks_first_and_moves_the_pointer(nnx, two, monkeypatch):
+    stopped, finished = two
+    declined = nnx("rm", finished.id)  # the input ends without an answer
+    assert declined.returncode != 0
+    assert os.path.isdir(f"runs/{finished.id}")
+    done = nnx("rm", finished.id[:8], "--yes")
+    assert (done.returncode, done.stdout) == (0, f"deleted runs/{finished.id}\n")
+    assert not os.path.exists(f"runs/{finished.id}")
+    assert os.readlink("runs/best") == stopped.id
+    assert "by its own id" in nnx("rm", "best", "--yes").stderr
+
+
+def test_rm_refuses_a_run_that_is_being_trained(nnx, two):
+    stopped, _ = two
+    ready, done = threading.Event(), threading.Event()
+
+    def hold():
+        with lease(RunPaths.of(stopped.id)):
+            ready.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    ready.wait()
+    refused = nnx("rm", stopped.id, "--yes")
+    done.set()
+    thread.join()
+    assert refused.returncode == 1
+    assert "in use by another process" in refused.stderr
+    assert os.path.isdir(f"runs/{stopped.id}")
+
+
+def test_gc_lists_with_dry_run_and_removes_without(nnx, two):
+    stray = Path(f"runs/{two[0].id}/.run.yaml.0123456789ab")
+    stray.touch()
+    listed = nnx("gc", "--dry-run").stdout
+    assert listed == f"would remove {stray}: a file that was never finished\n"
+    assert stray.exists()
+    assert nnx("gc").stdout == f"removed {stray}: a file that was never finished\n"
+    assert not stray.exists()
+    assert nnx("gc").stdout == "nothing to remove in runs\n"
+
+
+@pytest.mark.parametrize("command", [("runs",), ("show", "best"), ("best",)])
+def test_looking_at_runs_loads_no_torch_and_is_quick(two, tmp_path, command):
+    code = (
+        "import sys; from nnx.cli import main; sys.argv = ['nnx', *sys.argv[1:]]\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print([m for m in ('torch', 'numpy', 'pandas', 'pydantic') if m in sys.modules][:3])"
+    )
+    spent = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        out = subprocess.run(
+            [sys.executable, "-c", code, *command], capture_output=True, text=True, check=True
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    loaded = out.stdout.splitlines()[-1]
+    assert "torch" not in loaded
+    assert "numpy" not in loaded
+    assert min(spent) <= 0.6  # of the processor, whatever else the machine does
+
+
+def test_listing_stays_linear(nnx, two, tmp_path):
+    import shutil
+
+    from nnx.store.listing import list_runs
+
+    def seconds(count):
+        for number in range(len(os.listdir("runs")), count):
+            shutil.copytree(f"runs/{two[0].id}", f"runs/copy{number:05}", copy_function=os.link)
+        start = time.process_time()
+        assert len(list(list_runs())) >= count - 5
+        return time.process_time() - start
+
+    few, many = seconds(100), seconds(800)
+    assert many < 16 * few + 0.2
