@@ -75,7 +75,7 @@ def consider(paths: RunPaths, *, improved: bool = False) -> None:
             return
         held = RunPaths(paths.root, holder)
         held_score = _quick_score(held)
-        if held_score is None or not eligible(held, thorough=False):
+        if held_score is None or not _still_eligible(held):
             _point(paths.root, elect(paths.root, incumbent=holder))
             return
         own = _quick_score(paths)
@@ -158,6 +158,27 @@ def eligible(paths: RunPaths, *, thorough: bool = True) -> bool:
             return NNCheckpoint.from_file(located.checkpoint) is not None
     except Exception:  # whatever is wrong with a run, it is no candidate
         return False
+    return True
+
+
+_seen: dict[str, tuple[int, ...]] = {}  # run directory -> when it was found eligible
+
+
+def _still_eligible(paths: RunPaths) -> bool:
+    """:func:`eligible` of the holder, looked at again only when its files changed."""
+    files = PointFiles(paths.checkpoints, _BEST)
+    try:
+        stamps = tuple(
+            os.stat(path).st_mtime_ns
+            for path in (paths.run_yaml, files.checkpoint, files.manifest, paths.checkpoints)
+        )
+    except OSError:
+        return eligible(paths, thorough=False)
+    where = os.path.abspath(paths.dir)
+    if _seen.get(where) != stamps:
+        if not eligible(paths, thorough=False):
+            return False
+        _seen[where] = stamps
     return True
 
 
