@@ -112,15 +112,17 @@ def check_sound():
     from nnx.store.points import verify_point, written_tags
     from nnx.utils.files import is_temporary_name
 
-    def look(paths, committed: int) -> None:
+    def look(paths, committed: int, batches: int) -> None:
         run = NNRun.load(paths.id, paths.root)
         assert run.id == paths.id
         last = committed_epoch(paths)
         assert last is not None
         assert last >= committed, paths.id
         epochs = sorted({record.epoch_idx for record in run.idps})
-        assert epochs == list(range(last + 1))
-        assert len(run.idps) == (0 if last == NOTHING else 2 * len(epochs))
+        resumed = run.resume_status is not None and run.resume_status.mode != "fresh"
+        first = epochs[0] if resumed and epochs else 0
+        assert epochs == list(range(first, last + 1))
+        assert len(run.idps) == batches * len(epochs)
         for tag in written_tags(paths):
             manifest = verify_point(paths.id, tag, paths.root)
             if manifest is None and tag == "step":
@@ -130,12 +132,12 @@ def check_sound():
             assert checkpoint.idp.epoch_idx == manifest["record"]["epoch_idx"]
             assert (state is None) == (manifest["training_state_id"] is None)
 
-    def check(root: str, *, committed: dict[str, int] | None = None) -> None:
+    def check(root: str, *, committed: dict[str, int] | None = None, batches: int = 2) -> None:
         known = committed or {}
         for name in run_names(root):
             paths = RunPaths(root, name)
             if paths.exists() and os.path.exists(paths.run_yaml):
-                look(paths, known.get(name, NOTHING))
+                look(paths, known.get(name, NOTHING), batches)
         collect(root)
         for where, folders, names in os.walk(root):
             for name in (*folders, *names):
@@ -146,7 +148,7 @@ def check_sound():
         for name in run_names(root):
             paths = RunPaths(root, name)
             assert paths.exists()
-            look(paths, known.get(name, NOTHING))
+            look(paths, known.get(name, NOTHING), batches)
             best = NNCheckpoint.load(name, "best", root)
             if best is not None and committed_epoch(paths) != NOTHING:
                 scores[name] = score(best.idp)
