@@ -215,6 +215,8 @@ def test_refusals_change_nothing():
         combine_adapters(model, "x", {"german": 1.0})
     with pytest.raises(ValueError, match="finite"):
         combine_adapters(model, "x", {"french": float("nan")})
+    with pytest.raises(ValueError, match="twice"):
+        set_adapter(model, "french", "french")
     with pytest.raises(ValueError, match="empty"):
         combine_adapters(model, "x", {})
     assert list(model.state_dict()) == before

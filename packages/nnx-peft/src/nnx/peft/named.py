@@ -67,7 +67,7 @@ def set_adapter(module: nn.Module, *names: str, trainable: bool = True) -> None:
     all others do not.
 
     Raises ``ValueError``, and changes nothing, for a name that no layer has or
-    while adapters are merged.
+    that is given twice, or while adapters are merged.
     """
     layers = _unmerged_layers(module)
     known = adapter_names(module)
@@ -77,6 +77,8 @@ def set_adapter(module: nn.Module, *names: str, trainable: bool = True) -> None:
             f"no layer has an adapter called {', '.join(map(repr, unknown))}; there are "
             f"{', '.join(map(repr, known)) or 'none'}"
         )
+    if len(set(names)) < len(names):
+        raise ValueError(f"set_adapter names an adapter twice: {list(names)}")
     for layer in layers:
         own = layer.adapter_names()
         layer.active = tuple(name for name in names if name in own)
@@ -178,6 +180,7 @@ def _check_new_name(module: nn.Module, name: str) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"an adapter's name must be an identifier, not {name!r}")
     taken = {DEFAULT, *adapter_names(module)}
+    # A ModuleDict refuses the names of its own attributes ("keys", "training").
     if name in taken or hasattr(nn.ModuleDict(), name):
         raise ValueError(f"an adapter cannot be called {name!r}: the name is taken")
 
