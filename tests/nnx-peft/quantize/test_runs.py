@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from nnx import Checkpoints, NNCheckpoint, NNModel, NNRun
+from nnx import Callback, Checkpoints, NNCheckpoint, NNModel, NNRun
 from nnx.transforms import TransformRecipe, lora
 
 pytest.importorskip("torchao", reason="torchao is the quantize extra")
@@ -100,3 +100,21 @@ class TestQAT:
         NNCheckpoint.load(run.id, Checkpoints.LAST).to_file(path, format="safetensors")
         rebuilt = NNModel.from_checkpoint(NNCheckpoint.from_file(path))
         assert torch.equal(outputs(rebuilt), outputs(model))
+
+    @pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
+    def test_a_fit_that_fails_leaves_the_plain_full_precision_net(self, kit, error):
+        class Fails(Callback):
+            def on_epoch_end(self, ctx):
+                if ctx.epoch == 1:
+                    raise error
+
+        model, callback = kit.model(), QATLifecycleCallback()
+        layers = [model.net.layers[0], model.net.layers[2]]
+        with pytest.raises(type(error)):
+            model.train(kit.train_params(), callbacks=[callback, Fails()])
+        assert [model.net.layers[0], model.net.layers[2]] == layers
+        assert not callback.is_prepared
+        assert not callback.is_converted
+        assert callback.checkpoint_transforms() == ()
+        model.train(kit.train_params(), callbacks=[QATLifecycleCallback()], salt="again")
+        assert model.net.layers[0].weight.dtype == torch.int8

@@ -21,10 +21,11 @@ class CallbackContext:
     (stop after the batch in progress) and ``idps``; it may append functions to
     ``update_listeners`` in ``on_train_begin``. Each of them is called after every
     committed optimizer update, with this context when it takes an argument.
+    ``failed`` is true in an ``on_train_end`` that only cleans up after an error.
     """
 
     __slots__ = (
-        "_deferred", "_idps", "_session", "idp", "should_stop", "stop_at_update",
+        "_deferred", "_idps", "_session", "failed", "idp", "should_stop", "stop_at_update",
         "update_listeners",
     )  # fmt: skip
 
@@ -34,6 +35,7 @@ class CallbackContext:
         self._deferred: list[str] = []
         self.idp: NNIterationDataPoint | None = None
         self.should_stop = False
+        self.failed = False
         self.stop_at_update = False
         self.update_listeners: list[Callable[..., Any]] = []
 

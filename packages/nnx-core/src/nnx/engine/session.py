@@ -161,6 +161,7 @@ class FitSession:
 
         Their own errors become warnings, so that the failure stays the error raised.
         """
+        self.ctx.failed = True
         while self._begun:
             callback = self._begun.pop(0)
             try:

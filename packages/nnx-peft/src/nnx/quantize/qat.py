@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnx.callbacks import Callback
 from nnx.params import NNCheckpointTransform
-from nnx.peft.placement import problems_with, slots
+from nnx.peft.placement import Slot, problems_with, slots
 from nnx.quantize.torchao import require
 from nnx.seeding import isolated_rng
 from nnx.utils import validation as check
@@ -52,6 +52,8 @@ class QATLifecycleCallback(Callback):
     its last checkpoint records the conversion, and
     :meth:`NNModel.from_checkpoint` rebuilds it.
 
+    A fit that fails or is interrupted leaves the plain full-precision net.
+
     ``quantizer`` is torchao's; ``is_prepared`` and ``is_converted`` tell the
     phase.
 
@@ -68,6 +70,7 @@ class QATLifecycleCallback(Callback):
         self.is_prepared = False
         self.is_converted = False
         self._targets: tuple[str, ...] = ()
+        self._plain: list[Slot] = []  # the Linears that were swapped; they share the weights
 
     def on_train_begin(self, ctx: Any) -> None:
         net = ctx.model.net
@@ -77,16 +80,23 @@ class QATLifecycleCallback(Callback):
                 f"the net has no Linear whose input width is a multiple of groupsize="
                 f"{self.groupsize}, so nothing can be quantized; choose another groupsize"
             )
-        _refuse_unreachable(net, targets)
+        self._plain = _replaceable(net, targets)
         self.quantizer = _quantizer(net, targets, self.qat_config, self.groupsize)
         _prepare(self.quantizer, net)
         self._targets = targets
         self.is_prepared, self.is_converted = True, False
 
     def on_train_end(self, ctx: Any) -> None:
-        if self.is_prepared:
+        if not self.is_prepared:
+            return
+        self.is_prepared = False
+        if getattr(ctx, "failed", False):
+            for slot in self._plain:
+                setattr(slot.parent, slot.name, slot.module)
+        else:
             _convert(self.quantizer, ctx.model.net)
-            self.is_prepared, self.is_converted = False, True
+            self.is_converted = True
+        self._plain = []
 
     def checkpoint_transforms(self) -> tuple[NNCheckpointTransform, ...]:
         """What rebuilds the converted net; nothing before the conversion."""
@@ -123,7 +133,8 @@ def eligible(net: nn.Module, groupsize: int) -> tuple[str, ...]:
     )
 
 
-def _refuse_unreachable(net: nn.Module, targets: tuple[str, ...]) -> None:
+def _replaceable(net: nn.Module, targets: tuple[str, ...]) -> list[Slot]:
+    """The targets' places; refuses layers that cannot be swapped one by one."""
     every = slots(net)
     chosen = [slot for slot in every if not set(targets).isdisjoint(slot.paths)]
     problems = dict.fromkeys(message for _, message in problems_with(chosen, every))
@@ -132,6 +143,7 @@ def _refuse_unreachable(net: nn.Module, targets: tuple[str, ...]) -> None:
             "the net cannot be quantized with this groupsize; choose one that leaves "
             "these layers out, or another net:\n" + "\n".join(f"- {p}" for p in problems)
         )
+    return chosen
 
 
 def _quantizer_class(qat_config: str) -> Any:
