@@ -6,7 +6,7 @@ they hold changes, so a warm session starts at once:
 - ``.nox/libraries``: the third-party libraries of every distribution and the tools;
 - ``.nox/workspace``: all distributions, editable, on top of those libraries.
 
-``minimal`` and ``isolation`` install built wheels into fresh environments.
+``minimal``, ``isolation`` and ``plugin`` install built wheels into fresh environments.
 """
 
 from __future__ import annotations
@@ -198,6 +198,37 @@ def isolation(session: nox.Session) -> None:
         if any((ROOT / "tests" / name).rglob("test_*.py")):
             pytest = (str(python), "-m", "pytest", "-n", "2", f"tests/{name}")
             session.run(*pytest, env=ENV, external=True)
+
+
+@nox.session
+def plugin(session: nox.Session) -> None:
+    """The example plugin as a wheel with core beside it: trained with, shown without, resumed."""
+    core = build_wheels(session)[CORE]
+    source, target = ROOT / "docs" / "examples" / "plugin-lion", ROOT / "build" / "plugin"
+    shutil.rmtree(target, ignore_errors=True)
+    with session.chdir(source):
+        session.run(
+            workspace(session), "-m", "hatchling", "build", "-t", "wheel", "-d", str(target),
+            external=True, silent=True,
+        )  # fmt: skip
+    (wheel,) = target.glob("*.whl")
+    folder = ROOT / ".nox" / "plugin"
+    python = fresh(session, folder)
+    borrow(folder, libraries(session))
+    pip(session, python, str(core), str(wheel))
+    check = (str(python), str(ROOT / "tools" / "check_plugin.py"))
+    runs = str(target / "runs")
+    with session.chdir(source):
+        session.run(str(python), "-m", "pytest", "-q", env=ENV, external=True)
+    session.run(*check, "train", runs, env=ENV, external=True)
+    remover = interpreter(libraries(session))
+    session.run(
+        str(remover), "-m", "pip", "--python", str(python), "uninstall", "--quiet", "--yes",
+        "acme-lion", external=True,
+    )  # fmt: skip
+    session.run(*check, "without", runs, env=ENV, external=True)
+    pip(session, python, str(wheel))
+    session.run(*check, "resume", runs, env=ENV, external=True)
 
 
 @nox.session

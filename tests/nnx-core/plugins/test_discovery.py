@@ -6,6 +6,8 @@ import json
 import subprocess
 from collections.abc import Callable
 
+import nnx
+
 Install = Callable[..., None]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -228,6 +230,65 @@ def test_an_unknown_id_names_the_plugins_that_are_not_on(install: Install, run: 
     assert last.startswith("nnx.plugins.registry.UnknownIdError: no metric is registered as")
     assert "plugin 'acme-lion' (acme-lion) is switched off by NNX_PLUGINS." in last
     assert "plugin 'acme-broken' (acme-broken) failed to load: RuntimeError" in last
+
+
+def test_a_plugin_for_a_newer_hook_specification_is_refused_with_what_is_unknown(
+    install: Install, run: Run
+) -> None:
+    install(
+        "acme-future",
+        """
+        from nnx.plugins import hookimpl
+
+        nnx_hookspec_version = 2
+
+        @hookimpl
+        def nnx_metrics():
+            return {("acme.kappa", 1): "acme_future:KAPPA"}
+
+        @hookimpl
+        def nnx_samplers():
+            return {("acme.sampler", 1): "acme_future:sampler"}
+        """,
+    )
+    result = run("""
+        import nnx
+        from nnx.plugins.manager import registry
+        print(("acme.kappa", 1) in registry("metric"))
+    """)
+    assert (result.returncode, result.stdout) == (0, "False\n")
+    assert result.stderr == (
+        "nnx:1: PluginWarning: the NNx plugin 'acme-future' of acme-future 1.2.3 failed to load "
+        "and is off: ValueError: it is built for version 2 of the hook specification, and "
+        f"nnx-core {nnx.__version__} knows version 1 and not its nnx_samplers. "
+        "Install a newer nnx-core, or an older release of the plugin.\n"
+    )
+
+
+def test_a_misspelt_hook_is_refused_with_the_one_that_is_meant(install: Install, run: Run) -> None:
+    install(
+        "acme-typo",
+        """
+        from nnx.plugins import hookimpl
+
+        @hookimpl
+        def nnx_metric():
+            return {("acme.kappa", 1): "acme_typo:KAPPA"}
+        """,
+    )
+    result = run("plugins")
+    assert result.returncode == 1
+    assert (
+        "ValueError: there is no hook nnx_metric in version 1 of the hook specification; "
+        "did you mean nnx_metrics?"
+    ) in result.stderr
+
+
+def test_a_hook_specification_version_is_a_positive_integer(install: Install, run: Run) -> None:
+    install("acme-odd", "nnx_hookspec_version = '1'\n")
+    assert "ValueError: nnx_hookspec_version must be an integer >= 1, not '1'" in (
+        run("plugins").stderr
+    )
 
 
 def statuses(result: subprocess.CompletedProcess[str]) -> dict[str, str]:

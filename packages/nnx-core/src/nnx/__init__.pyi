@@ -52,6 +52,7 @@ from .objectives import ObjectiveContext as ObjectiveContext
 from .objectives import ObjectiveResult as ObjectiveResult
 from .objectives import SupervisedObjective as SupervisedObjective
 from .objectives import UpdateEvent as UpdateEvent
+from .objectives import build_objective as build_objective
 from .objectives import kd_objective as kd_objective
 from .objectives import supervised_objective as supervised_objective
 from .optimizers import build_optimizer as build_optimizer

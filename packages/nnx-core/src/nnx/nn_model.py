@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +238,23 @@ class NNModel:
         )  # fmt: skip
 
     # Exchange ----------------------------------------------------------------------------
+
+    def export(self, path: str | os.PathLike[str], format: str, **options: Any) -> str:
+        """Write the model with a registered exporter, say ``"acme.npz"``, and return the path.
+
+        ``options`` are the exporter's own. An unknown ``format`` raises
+        ``UnknownIdError``, which names the registered ones; a ``TypeError`` says that
+        the exporter returned something other than the path of what it wrote.
+        """
+        exporter = manager.registry("exporter").resolve(format)
+        written = exporter(self, os.fspath(path), **options)
+        if not isinstance(written, (str, os.PathLike)) or not os.path.exists(written):
+            owner = manager.registry("exporter").owner(format)
+            raise TypeError(
+                f"the exporter {format!r} of {owner} must return the path that it wrote, "
+                f"not {written!r}"
+            )
+        return os.fspath(written)
 
     def to_onnx(
         self,

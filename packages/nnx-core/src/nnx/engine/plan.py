@@ -20,7 +20,7 @@ from nnx.monitors import MonitorTracker
 from nnx.objectives import check_objective_run
 from nnx.optimizers import build_optimizer
 from nnx.precision import ResolvedPrecision, resolve_precision
-from nnx.store import NNRun
+from nnx.store import NNRun, providers
 from nnx.tasks.recorder import EpochRecorder
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def plan_fit(request: FitRequest) -> FitPlan:
     checks.check_arguments(request)
     request = _normalized(request)
     params, model = request.params, request.model
+    if params.resume_from_run_id is not None:
+        providers.remember_of(params.resume_from_run_id)
     callbacks = checks.check_callbacks(request)
     if request.trainer is not None:
         checks.check_trainer_optimizers(request)

@@ -12,6 +12,7 @@ from nnx.objectives.checks import check_objective_run as check_objective_run
 from nnx.objectives.checks import check_step_precision as check_step_precision
 from nnx.objectives.checks import check_update_owner as check_update_owner
 from nnx.objectives.distillation import KDObjective, kd_objective
+from nnx.objectives.registered import build_objective
 from nnx.objectives.supervised import SupervisedObjective, supervised_objective
 from nnx.objectives.terms import LossTerm, ObjectiveResult
 
@@ -23,6 +24,7 @@ __all__ = [
     "ObjectiveResult",
     "SupervisedObjective",
     "UpdateEvent",
+    "build_objective",
     "kd_objective",
     "supervised_objective",
 ]

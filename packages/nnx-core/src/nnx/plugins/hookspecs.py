@@ -5,6 +5,10 @@ It implements any of these hooks with :data:`hookimpl` and returns *names*, as
 ``"package.module:attribute"`` references, or the objects themselves. A
 reference is imported when the contribution is first used, so that a plugin
 costs nothing until then.
+
+A plugin may say which version of this page it is built for, by the attribute
+``nnx_hookspec_version`` (1 when it says nothing). A newer one than
+:data:`HOOKSPEC_VERSION` is refused as a whole, and so is a hook that is not here.
 """
 
 from __future__ import annotations
@@ -55,7 +59,11 @@ def nnx_optimizer_factories() -> Versioned:  # type: ignore[empty-body]
 
 @hookspec
 def nnx_objectives() -> Versioned:  # type: ignore[empty-body]
-    """Objective factories: ``return {("acme.focal", 1): "acme.losses:focal_objective"}``."""
+    """Objective factories: ``return {("acme.focal", 1): "acme.losses:focal_objective"}``.
+
+    A factory takes a read-only config and returns what ``NNModel.train(objective=)``
+    takes. ``nnx.objectives.build_objective("acme.focal", config={...})`` calls it.
+    """
 
 
 @hookspec
@@ -71,6 +79,7 @@ def nnx_exporters() -> Mapping[str, Any]:  # type: ignore[empty-body]
     """Exporters, by format: ``return {"onnx": "acme.export:to_onnx"}``.
 
     An exporter takes ``(model, path, **options)`` and returns the written path.
+    ``NNModel.export(path, "acme.npz")`` calls it.
     """
 
 
@@ -84,7 +93,10 @@ def nnx_transforms() -> Versioned:  # type: ignore[empty-body]
 
 @hookspec
 def nnx_renderers() -> Mapping[str, Any]:  # type: ignore[empty-body]
-    """Renderers, by purpose: ``return {"run.html": "acme.charts:run_chart"}``."""
+    """Renderers, by purpose: ``return {"run.html": "acme.charts:run_chart"}``.
+
+    The renderer ``"run.html"`` takes an ``NNRun`` and returns HTML for a notebook.
+    """
 
 
 @hookspec

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pluggy
@@ -18,6 +21,7 @@ from nnx.plugins.registry import Registry, RegistryConflictError, load_reference
 
 SELECT_VARIABLE = "NNX_PLUGINS"
 NOTHING = "none"
+VERSION_ATTRIBUTE = "nnx_hookspec_version"
 
 
 class PluginWarning(UserWarning):
@@ -32,6 +36,7 @@ class LoadedPlugin:
     distribution: str
     version: str
     reference: str
+    location: str | None = None  # the file it was imported from
     status: str = "loaded"  # loaded | failed | off
     error: str | None = None
     seconds: float = 0.0
@@ -74,11 +79,12 @@ class PluginManager:
         self._pluggy = pluggy.PluginManager(hookspecs.GROUP)
         self._pluggy.add_hookspecs(hookspecs)
         self.registries: dict[str, Registry[Any]] = {
-            kind: Registry(kind, hint=self._hint) for kind in _HOOKS.values()
+            kind: Registry(kind, hint=partial(self._hint, kind)) for kind in _HOOKS.values()
         }
         self.plugins: list[LoadedPlugin] = []
         self._core_names = frozenset(core_names)
         self._names: dict[str, tuple[str, str]] = {}  # public name -> (reference, owner)
+        self._remembered: dict[tuple[str, str], str] = {}  # (kind, id) -> who had provided it
 
     def registry(self, kind: str) -> Registry[Any]:
         """The registry of ``kind`` ("net", "model factory", "metric", ...)."""
@@ -116,6 +122,32 @@ class PluginManager:
                 f"{name!r} of {owner} cannot be imported from {reference!r}: {error}"
             ) from error
 
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put every registry back as it was after the block."""
+        with contextlib.ExitStack() as stack:
+            for registry in self.registries.values():
+                stack.enter_context(registry.restored())
+            yield
+
+    def provider(self, kind: str, id: str, version: int = 1) -> LoadedPlugin | None:
+        """The plugin that contributed a key; ``None`` when core or a program registered it."""
+        registry = self.registries[kind]
+        if (id, version) not in registry:
+            return None
+        owner = registry.owner(id, version)
+        return next((plugin for plugin in self.plugins if plugin.owner == owner), None)
+
+    def remember(self, kind: str, id: str, release: str, *, where: str) -> None:
+        """Let the error of an unknown ``id`` say that ``where`` used it from ``release``.
+
+        ``release`` is ``"distribution version"``.
+        """
+        pinned = "==".join(release.rsplit(" ", 1))
+        self._remembered[kind, id] = (
+            f"{where} used it from {release}. Install it with: {siblings.install_line(pinned)}"
+        )
+
     def _load(self, entry: Any, chosen: Mapping[str, bool]) -> None:
         dist = getattr(entry, "dist", None)
         plugin = LoadedPlugin(
@@ -131,7 +163,9 @@ class PluginManager:
         before = {m for m in HEAVY_MODULES if m in sys.modules}
         start = time.perf_counter()
         try:
-            self.register(entry.load(), plugin)
+            module = entry.load()
+            plugin.location = getattr(module, "__file__", None)
+            self.register(module, plugin)
         except (Exception, SystemExit) as error:  # a plugin must never break `import nnx`
             plugin.status, plugin.error = "failed", f"{type(error).__name__}: {error}"
             _warn(
@@ -145,6 +179,7 @@ class PluginManager:
 
     def register(self, module: Any, plugin: LoadedPlugin) -> None:
         """Register one plugin object and take all of its contributions, or none."""
+        self._check_hooks(module)
         self._pluggy.register(module, name=plugin.name)
         try:
             for hook, kind in _HOOKS.items():
@@ -157,6 +192,29 @@ class PluginManager:
         except BaseException:
             self._forget(module, plugin)
             raise
+
+    def _check_hooks(self, module: Any) -> None:
+        """Refuse hooks that this NNx does not know, and the plugin of a newer NNx."""
+        hooks = {*_HOOKS, "nnx_public_names"}
+        marked = [n for n in dir(module) if self._pluggy.parse_hookimpl_opts(module, n) is not None]
+        unknown = [name for name in marked if name not in hooks]
+        version = getattr(module, VERSION_ATTRIBUTE, 1)
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+            raise ValueError(f"{VERSION_ATTRIBUTE} must be an integer >= 1, not {version!r}")
+        if version > hookspecs.HOOKSPEC_VERSION:
+            missing = f" and not its {', '.join(unknown)}" if unknown else ""
+            raise ValueError(
+                f"it is built for version {version} of the hook specification, and nnx-core "
+                f"{__version__} knows version {hookspecs.HOOKSPEC_VERSION}{missing}. "
+                "Install a newer nnx-core, or an older release of the plugin."
+            )
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], hooks, n=1)
+            guess = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(
+                f"there is no hook {', '.join(unknown)} in version "
+                f"{hookspecs.HOOKSPEC_VERSION} of the hook specification{guess}"
+            )
 
     def _publish(self, name: str, reference: str, plugin: LoadedPlugin) -> None:
         holder = "nnx-core" if name in self._core_names else self._names.get(name, ("", ""))[1]
@@ -184,9 +242,9 @@ class PluginManager:
             registry.unregister_owner(plugin.owner)
         self._names = {n: v for n, v in self._names.items() if v[1] != plugin.owner}
 
-    def _hint(self, id: str) -> str | None:
+    def _hint(self, kind: str, id: str) -> str | None:
         """What could provide an unknown id: a sibling to install, or a plugin that is not on."""
-        hints = [siblings.hint_for_id(id)]
+        hints = [siblings.hint_for_id(id) or self._remembered.get((kind, id))]
         for plugin in self.plugins:
             if plugin.status == "failed":
                 hints.append(f"{plugin.owner} failed to load: {plugin.error}.")

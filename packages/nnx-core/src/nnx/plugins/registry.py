@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import threading
@@ -86,6 +87,17 @@ class Registry(Generic[T]):
         """Remove all that ``owner`` registered."""
         with self._lock:
             self._entries = {k: e for k, e in self._entries.items() if e.owner != owner}
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put the table back as it was after the block."""
+        with self._lock:
+            entries = dict(self._entries)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._entries = entries
 
     def resolve(self, id: str, version: int = 1) -> T:
         """The registered value, imported if it was a reference.

@@ -20,7 +20,7 @@ from nnx.params import (
     run_state,
 )
 from nnx.records import NNIterationDataPoint, ResumeStatus
-from nnx.store import election, idps_csv, lease
+from nnx.store import election, idps_csv, lease, providers
 from nnx.store.errors import RunBusyError
 from nnx.store.history_of import has_journal, read_history
 from nnx.store.paths import RunPaths, runs_root
@@ -215,6 +215,9 @@ def write_metadata(run: NNRun, paths: RunPaths) -> None:
             metadata[key] = value.record()
     if run.resume_status is not None:
         metadata["resume"] = run.resume_status.state()
+    provided = providers.record(run.state())
+    if provided:
+        metadata[providers.KEY] = provided
     write_yaml(paths.metadata, metadata)
 
 
@@ -252,6 +255,7 @@ def _read(paths: RunPaths) -> NNRun:
     except ValueError as error:
         raise ValueError(f"{paths.run_yaml} cannot be read: {error}") from error
     metadata = read_metadata(paths)
+    providers.remember(paths.id, metadata)
     resume, precision = metadata.get("resume"), metadata.get("precision")
     return replace(
         run,

@@ -1,0 +1,1 @@
+from nnx.plugins.testing.fixtures import *  # noqa: F403
