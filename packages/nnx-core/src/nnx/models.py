@@ -349,7 +349,12 @@ def adapter_for(module: nn.Module, batch_adapter: BatchAdapter | None = None) ->
                 f"not {type(batch_adapter).__name__}"
             )
         return batch_adapter
-    return ModuleInputs(module) if hasattr(module, "unpack_batch") else PositionalInputs()
+    # hasattr() would raise and format an error inside nn.Module on every batch.
+    declared = hasattr(type(module), "unpack_batch") or "unpack_batch" in vars(module)
+    return ModuleInputs(module) if declared else _ONE_INPUT
+
+
+_ONE_INPUT = PositionalInputs()
 
 
 def _layout(batch: Any) -> str:

@@ -93,11 +93,10 @@ class NNTabularDataset(NNDatasetBase):
                 f"NNTabularDataset.df must be a pandas DataFrame, not {type(self.df).__name__} "
                 f"(pandas comes with: {install_line('nnx-core', 'tabular')})"
             )
-        if isinstance(self.feature_cols, (str, bytes)) or not hasattr(
-            self.feature_cols, "__iter__"
-        ):
-            check.refuse(_OWNER, "feature_cols", self.feature_cols, "a list of column labels")
-        self.feature_cols = list(self.feature_cols)
+        columns: Any = self.feature_cols
+        if isinstance(columns, (str, bytes)) or not hasattr(columns, "__iter__"):
+            check.refuse(_OWNER, "feature_cols", columns, "a list of column labels")
+        self.feature_cols = list(columns)
         if not self.feature_cols:
             check.refuse(_OWNER, "feature_cols", self.feature_cols, "a list of column labels")
         if self.target_col in self.feature_cols:

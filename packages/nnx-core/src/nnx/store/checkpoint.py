@@ -64,9 +64,10 @@ class NNCheckpoint:
 
         from nnx.models import MissingModelFactoryError
 
-        if not self.reconstructible:
+        net = self.model_params.net
+        if isinstance(net, RuntimeModule):
             raise MissingModelFactoryError(
-                f"{self.model_params.net.module} is a runtime-only module, which no factory can "
+                f"{net.module} is a runtime-only module, which no factory can "
                 "rebuild, so it has no portable form; register a factory and name it with a "
                 "ModelSpec, or export the weights alone with NNModel.export_state_dict"
             )
