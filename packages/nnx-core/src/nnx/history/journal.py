@@ -191,6 +191,7 @@ class JournalWriter:
         if self._previous is None:
             return
         self._published, self._previous = self._previous, None
+        self._waiting, self._entries, self._unflushed = [], [], []
         self._chunks = self._published["chunks"]
         self._chain = self._published["index_chain"]
         if os.path.isfile(os.path.join(self.folder, "journal.json")):

@@ -100,7 +100,11 @@ class Journal:
     def epochs(self, last_epoch: int | None = None) -> list[dict[str, Any]]:
         """The summary row of every committed epoch."""
         data = self._prefix("epochs.jsonl", self.manifest["epochs_bytes"])
-        rows = [restore(json.loads(row)) for row in data.splitlines()]
+        try:
+            rows = [restore(json.loads(row)) for row in data.splitlines()]
+        except (ValueError, RecursionError) as error:
+            path = os.path.join(self.folder, "epochs.jsonl")
+            raise HistoryCorruptionError(f"{path} cannot be read: {error}") from error
         return [r for r in rows if last_epoch is None or r["epoch_idx"] <= last_epoch]
 
     def read_chunk(self, chunk: Chunk) -> list[NNIterationDataPoint]:
@@ -114,8 +118,11 @@ class Journal:
             ) from error
         if hashlib.sha256(data).hexdigest() != chunk.sha256:
             raise HistoryCorruptionError(f"{path} does not match its SHA-256 in the index")
-        records = [restore(json.loads(row)) for row in data.splitlines()]
-        return [NNIterationDataPoint.from_state(state) for state in records]
+        try:
+            records = [restore(json.loads(row)) for row in data.splitlines()]
+            return [NNIterationDataPoint.from_state(state) for state in records]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise HistoryCorruptionError(f"{path} holds no records: {error!r}") from error
 
     def _read_index(self) -> list[Chunk]:
         path = os.path.join(self.folder, "index.jsonl")

@@ -196,6 +196,7 @@ class NNCheckpoint:
 
         fields = {name: given[name] for name in codec.STATE_FIELDS if given[name] is not None}
         paths, tag = RunPaths.of(run, root), tag_name(type)
+        paths.refuse_link()
         os.makedirs(paths.checkpoints, exist_ok=True)
         with Commit(paths.checkpoints, self, fields or None, tags=(tag,)) as commit:
             commit.publish(tag)

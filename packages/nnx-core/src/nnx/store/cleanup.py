@@ -36,11 +36,18 @@ def collect(root: str | None = None, *, dry_run: bool = False) -> list[Leftover]
     touched: a point whose writer died between two renames is completed.
     """
     folder = runs_root(root)
+    if not os.path.isdir(folder):
+        return []
     done = []
-    for leftover in _root_leftovers(folder):
-        done.append(leftover)
-        if not dry_run:
-            leftover.clean()
+    # Under these locks nobody else is moving the pointer or removing a run.
+    with (
+        locked(os.path.join(folder, ".admission.lock")),
+        locked(os.path.join(folder, ".best.lock")),
+    ):
+        for leftover in _root_leftovers(folder):
+            done.append(leftover)
+            if not dry_run:
+                leftover.clean()
     for name in election.run_names(folder):
         paths = RunPaths(folder, name)
         try:

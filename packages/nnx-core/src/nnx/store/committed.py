@@ -12,6 +12,7 @@ from nnx.store.errors import ForeignFileError, ResumePointError
 from nnx.store.paths import LAST, PointFiles, RunPaths
 
 NOTHING = -1  # no epoch is committed
+_TRIES = 5
 
 
 def committed_epoch(paths: RunPaths) -> int | None:
@@ -32,35 +33,38 @@ def committed_epoch(paths: RunPaths) -> int | None:
 
 def checkpoint_record(paths: RunPaths, tag: str) -> Mapping[str, Any] | None:
     """The record state of a tag's checkpoint; ``None`` when there is none to read."""
-    found = manifest.locate(PointFiles(paths.checkpoints, tag))
-    try:
-        info = os.stat(found.checkpoint)
-    except (FileNotFoundError, NotADirectoryError):
-        if found.manifest is None:
-            return None
-        raise ResumePointError(
-            f"{found.checkpoint} is missing, though its manifest is there"
-        ) from None
-    if info.st_size == 0:
-        raise ResumePointError(f"{found.checkpoint} is corrupted: it is empty")
-    if found.manifest is not None and _describes(found, info):
-        record = found.manifest["record"]
-        assert isinstance(record, dict)
-        return record
-    return _read_record(found.checkpoint, found.manifest)
+    files = PointFiles(paths.checkpoints, tag)
+    for _ in range(_TRIES):  # a writer may rename the files between two looks
+        found = manifest.locate(files)
+        try:
+            info = os.stat(found.checkpoint)
+        except (FileNotFoundError, NotADirectoryError):
+            if found.manifest is None:
+                return None
+            continue
+        if info.st_size == 0:
+            raise ResumePointError(f"{found.checkpoint} is corrupted: it is empty")
+        if found.manifest is not None and _describes(found, info):
+            record = found.manifest["record"]
+            assert isinstance(record, dict)
+            return record
+        return _read_record(found.checkpoint)
+    raise ResumePointError(f"{found.checkpoint} is missing, though its manifest is there")
 
 
 def _describes(found: manifest.Located, info: os.stat_result) -> bool:
     """Whether the manifest is about this very file, as far as that shows without reading it."""
     assert found.manifest is not None
     entry = found.manifest["files"].get(f"{found.manifest['tag']}.pt", {})
-    return (
-        entry.get("size") == info.st_size
-        and not info.st_mtime > os.stat(found.manifest_path).st_mtime
-    )
+    if entry.get("size") != info.st_size:
+        return False
+    try:
+        return info.st_mtime <= os.stat(found.manifest_path).st_mtime
+    except FileNotFoundError:
+        return True  # it was staged, and is made live right now
 
 
-def _read_record(path: str, known: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _read_record(path: str) -> Mapping[str, Any] | None:
     from nnx.store.checkpoint import NNCheckpoint
 
     try:

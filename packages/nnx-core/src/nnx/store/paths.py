@@ -143,6 +143,12 @@ class RunPaths:
     def checkpoint(self, tag: Enum | str) -> str:
         return os.path.join(self.checkpoints, f"{tag_name(tag)}.pt")
 
+    def refuse_link(self) -> None:
+        """Refuse to write through a symbolic link in place of the run's directory."""
+        for folder in (self.dir, self.checkpoints):
+            if os.path.islink(folder):
+                raise FileExistsError(f"{folder} is in the way: it is a symbolic link, not a run")
+
     def exists(self) -> bool:
         """Whether anything of the run is there, beyond an empty reservation."""
         return not os.path.islink(self.dir) and any(

@@ -96,6 +96,7 @@ class NNRun:
                 f"run {self.id} keeps its history in {self.history}; saved under {paths.root} "
                 f"the copy would have none. Export it with nnx.history.export_history_csv."
             )
+        paths.refuse_link()
         with lease.lease(paths):
             os.makedirs(paths.dir, exist_ok=True)
             with locked(paths.lock, timeout=120, what=f"run {paths.id}", error=RunBusyError):

@@ -72,8 +72,9 @@ class TableWriter:
         return self.view
 
     def commit(self, flushes: fs.Flushes) -> None:
+        self._before = self._written
         self._table.append(self.view[self._written :], flushes)
-        self._before, self._written = self._written, len(self.view)
+        self._written = len(self.view)
 
     def rollback(self) -> None:
         self._table.rollback()

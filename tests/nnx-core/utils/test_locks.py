@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from nnx.utils.locks import LockBusyError, is_held, locked
+
+
+def in_thread(act):
+    caught = []
+
+    def run():
+        try:
+            act()
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return caught
+
+
+def test_a_lock_is_re_entrant_and_exclusive_between_threads(tmp_path):
+    path = tmp_path / "x.lock"
+
+    def attempt():
+        with locked(path, timeout=0, what="run x"):
+            pass
+
+    with locked(path), locked(path):
+        assert is_held(path)
+        (error,) = in_thread(attempt)
+        assert isinstance(error, LockBusyError)
+        assert "run x is in use by another process" in str(error)
+    assert not is_held(path)
+    assert in_thread(attempt) == []
+
+
+def test_a_lock_is_exclusive_between_processes_and_ends_with_its_holder(tmp_path):
+    path = tmp_path / "x.lock"
+    code = (
+        "import sys; from nnx.utils.locks import locked\n"
+        "with locked(sys.argv[1]): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        assert is_held(path)
+        with pytest.raises(LockBusyError), locked(path, timeout=0):
+            raise AssertionError
+        holder.kill()
+    with locked(path, timeout=5):
+        pass
+
+
+def test_looking_creates_nothing(tmp_path):
+    assert not is_held(tmp_path / "x.lock")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_in_place_of_a_lock_is_refused_and_its_target_untouched(tmp_path):
+    (tmp_path / "precious").write_text("data")
+    (tmp_path / "x.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic link"), locked(tmp_path / "x.lock"):
+        raise AssertionError
+    assert (tmp_path / "precious").read_text() == "data"
