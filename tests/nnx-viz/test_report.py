@@ -13,11 +13,10 @@ from nnx.viz.report import read_run, write_report
 from nnx.viz.report.charts import charts_of
 from nnx.viz.report.page import notebook_chart
 from nnx.viz.report.scores import split_scores
+from runs import make_run
 from sklearn import metrics
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
-
-from runs import make_run
 
 
 @pytest.fixture
@@ -171,7 +170,6 @@ class TestPage:
 
     def test_a_run_without_an_epoch(self, root, tmp_path):
         from nnx.store import NNRun
-
         from runs import configuration
 
         run: NNRun = configuration(seed=9).save(root)

@@ -8,7 +8,6 @@ import shutil
 import pytest
 from nnx.store.predictions import save_predictions
 from nnx.viz.report import write_report
-
 from runs import make_run
 
 pytestmark = pytest.mark.browser

@@ -10,7 +10,6 @@ import pytest
 from nnx.store import RunWriter
 from nnx.viz.watch import _Pace, render, snapshot, sparkline, watch
 from rich.console import Console
-
 from runs import commit, configuration, make_run, record
 
 

@@ -428,3 +428,33 @@ def test_soft_targets_have_a_loss_but_no_scores(make_model):
 def test_wrong_metrics_are_named(make_model, arguments, message):
     with pytest.raises(TypeError, match=message):
         evaluate(make_model(net=nn.Linear(4, 3)), data()[2], **arguments)
+
+
+@pytest.mark.parametrize("sizes", [[3] * 150, [5000, 3, 5000, 1], [1] * 64])
+@pytest.mark.parametrize("ignored", [0.0, 0.5])
+def test_small_batches_counted_together_are_the_same_counts(make_model, sizes, ignored):
+    """Also when the loader fills one buffer again and again."""
+    generator = torch.Generator().manual_seed(0)
+    n = sum(sizes)
+    X, y = torch.randn(n, 4, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+    y[torch.rand(n, generator=generator) < ignored] = -100
+    buffers = torch.zeros(5000, 4), torch.zeros(5000, dtype=torch.long)
+
+    def refilled():
+        start = 0
+        for size in sizes:
+            for buffer, values in zip(buffers, (X, y)):
+                buffer[:size] = values[start : start + size]
+            start += size
+            yield buffers[0][:size], buffers[1][:size]
+
+    for task in (None, TaskSpec.categorical(3, ignore_index=-100)):
+        model = make_model(task=task, net=nn.Linear(4, 3))
+        assert evaluate(model, refilled()).f1 == evaluate(model, [(X, y)]).f1
+
+
+def test_batches_scored_in_different_ways_are_refused(make_model):
+    model = make_model(net=nn.Linear(4, 3))
+    X, y, _ = data(4)
+    with pytest.raises(ValueError, match="mixes batches scored by classes with batches"):
+        evaluate(model, [(X, y), (X, torch.full((4, 3), 1 / 3))])

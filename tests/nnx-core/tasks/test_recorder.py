@@ -299,3 +299,20 @@ def test_the_room_and_its_scores_load_no_torch():
     code = "import sys, nnx.tasks, nnx.tasks.scores, nnx.monitors.registry; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_extra_metrics_of_masked_tasks_get_flat_valid_values(make_model):
+    seen = []
+    metrics = {"n": lambda y, p: seen.append((y.tolist(), p.tolist())) or len(y)}
+    for loss_fn, task, output, target in (
+        (nn.MSELoss(), TaskSpec.regression(2), [[1.0, 2.0]], [[0.5, NAN]]),
+        (nn.BCEWithLogitsLoss(), TaskSpec.multilabel(2), [[1.0, -2.0]], [[NAN, 1.0]]),
+        (nn.BCEWithLogitsLoss(), None, [[1.0, -2.0]], [[1.0, 1.0]]),
+        (nn.MSELoss(), None, [[1.0, 2.0]], [[0.5, 0.5]]),
+    ):
+        model = make_model(loss_fn, task)
+        recorder = EpochRecorder(model, extra_metrics=metrics)
+        record(recorder, model, torch.tensor(output), torch.tensor(target))
+        recorder.take()
+    # without a task, indicators keep their rows, and plain regression has nothing to score
+    assert seen == [([0.5], [1.0]), ([1], [0]), ([[1, 1]], [[1, 0]])]

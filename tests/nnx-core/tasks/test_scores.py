@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -175,3 +176,31 @@ def test_the_record_of_arrays_has_the_same_scores():
     record = NNEvaluationDataPoint.of(truth, guess)
     scores = classification_scores(truth, guess)
     assert (record.accuracy, record.f1, record.recall, record.precision) == scores
+
+
+def test_many_groups_of_many_classes_take_memory_of_the_samples_alone():
+    """A dense table of 400 batches x 10,000 classes would be 96 MB."""
+    generator = np.random.default_rng(0)
+    truth = generator.integers(0, 10_000, 400 * 32)
+    guess = np.where(generator.random(len(truth)) < 0.5, truth, generator.permutation(truth))
+    group = np.repeat(np.arange(400), 32)
+    tracemalloc.start()
+    table = grouped_class_scores(truth, guess, group, 400)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8e6
+    for index in (0, 17, 399):
+        part = slice(index * 32, index * 32 + 32)
+        expected = oracle(truth[part], guess[part], "macro")
+        assert tuple(table[index]) == pytest.approx(expected, rel=1e-15)
+
+
+def test_a_table_grows_to_the_classes_it_meets_and_keeps_its_counts():
+    counts = ClassCounts()
+    for label in (2, 0, 7):
+        counts.update(torch.tensor([label]), torch.tensor([label]))
+    counts.expect(12, trusted=True)
+    counts.update(torch.tensor([11, 3]), torch.tensor([11, 4]), torch.tensor([True, False]))
+    assert counts.count == 4
+    assert counts.scores() == (1.0, 1.0, 1.0, 1.0)
+    assert len(counts.arrays()[0]) == 12

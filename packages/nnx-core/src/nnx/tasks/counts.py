@@ -192,15 +192,6 @@ class IndicatorCounts:
             self._labels += labels.to(self._labels.device)
             self._totals += totals.to(self._totals.device)
 
-    def merge(self, other: IndicatorCounts) -> None:
-        if other._labels is None or other._totals is None:
-            return
-        if self._labels is None or self._totals is None:
-            self._labels, self._totals = other._labels.clone(), other._totals.clone()
-        else:
-            self._labels += other._labels.to(self._labels.device)
-            self._totals += other._totals.to(self._totals.device)
-
     def totals(self) -> tuple[int, int, int, int]:
         """(rows right, rows, elements right, elements)."""
         if self._totals is None:
@@ -214,14 +205,6 @@ class IndicatorCounts:
             return NOTHING
         true_positive, predicted, actual = self._labels.cpu().numpy()
         return Scores(rows_right / rows, *averaged(true_positive, predicted, actual, average))
-
-    def state(self) -> dict[str, Any]:
-        pairs = (("labels", self._labels), ("totals", self._totals))
-        return {name: None if t is None else t.cpu().clone() for name, t in pairs}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._labels = None if state["labels"] is None else state["labels"].clone()
-        self._totals = None if state["totals"] is None else state["totals"].clone()
 
 
 def indicator_counts(
@@ -261,12 +244,6 @@ class ErrorSums:
             return 0.0, 0.0, 0
         squared, absolute, elements = self._sums.tolist()
         return squared, absolute, int(elements)
-
-    def state(self) -> dict[str, Any]:
-        return {"sums": None if self._sums is None else self._sums.cpu().clone()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._sums = None if state["sums"] is None else state["sums"].clone()
 
 
 def error_sums(
