@@ -151,6 +151,8 @@ class TestExport:
         apply_lora_to(model, "layers.1")
         with pytest.raises(ValueError, match="mixes them"):
             save_peft_adapter(model, target)
+        with pytest.raises(ValueError, match="no name for"):
+            save_peft_adapter(LoRALinear(nn.Linear(2, 2)), target)
         model = nn.Sequential(nn.Conv2d(2, 2, 3, dilation=2))
         apply_lora_to(model, "*", kinds=KINDS)
         with pytest.raises(ValueError, match=r"dilation=\(2, 2\)"):

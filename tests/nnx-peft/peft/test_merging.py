@@ -110,6 +110,17 @@ def test_loading_unmerges_first():
     assert torch.equal(model(x), trained(lora)(x))
 
 
+def test_training_unmerges_first_and_evaluating_does_not():
+    model = trained(lora)
+    before = bits(model.state_dict())
+    merge_adapters(model)
+    assert model.eval()[3].merged
+    model.train()
+    assert not any(getattr(m, "merged", False) for m in model.modules())
+    assert model[3].training
+    assert all(torch.equal(v, before[k]) for k, v in bits(model.state_dict()).items())
+
+
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_a_merged_copy_unmerges_on_its_own(clone):
     model = trained(lora)

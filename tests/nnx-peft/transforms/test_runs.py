@@ -27,7 +27,7 @@ from nnx import (
     unregister_model_factory,
     widen,
 )
-from nnx.peft import add_adapter
+from nnx.peft import add_adapter, merge_adapters
 from nnx.prune import magnitude_prune
 from nnx.surgery import low_rank_factorize
 from nnx.transforms import RecipeError, TransformRecipe, check_optimizer, lora, low_rank
@@ -74,6 +74,19 @@ class TestAdaptersWithoutARecord:
         assert torch.equal(outputs(model), outputs(model))
         model.evaluate(kit.data(shuffle=False))
         assert [m.training for m in model.net.modules()] == modes
+
+    def test_a_merged_model_predicts_alike_and_training_it_trains_its_adapters(self, kit):
+        model = adapted(kit)
+        model.train(kit.train_params())
+        before = outputs(model)
+        merge_adapters(model.net)
+        torch.testing.assert_close(outputs(model), before)
+        assert model.net.layers[0].merged
+        matrix = model.net.layers[0].lora_B.detach().clone()
+        base = model.net.state_dict()["layers.0.base.weight"].clone()
+        model.train(kit.train_params(), salt="more")
+        assert not torch.equal(model.net.layers[0].lora_B, matrix)
+        assert torch.equal(model.net.layers[0].base.weight, base)
 
     def test_a_supervised_step_switches_dropout_on(self, kit):
         model = kit.model()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+
+Self = TypeVar("Self", bound="AdaptedLayer")
 
 
 class AdaptedLayer(nn.Module):
@@ -18,8 +20,8 @@ class AdaptedLayer(nn.Module):
     :meth:`merge` folds the trained part into the base's own tensors, so that a
     forward pass costs what the base costs; :meth:`unmerge` puts the original
     tensors back bit for bit. Being merged is runtime state like the mode:
-    ``state_dict()`` always holds the unmerged base, and loading a state
-    unmerges first.
+    ``state_dict()`` always holds the unmerged base. Loading a state and
+    ``train()`` unmerge first: a merged adapter would get no gradient.
     """
 
     merged: bool
@@ -66,6 +68,11 @@ class AdaptedLayer(nn.Module):
             setattr(self, f"_unmerged_{name}", None)
         self.merged = False
         return True
+
+    def train(self: Self, mode: bool = True) -> Self:
+        if mode:
+            self.unmerge()
+        return super().train(mode)
 
     def _unmerged(self) -> Mapping[str, torch.Tensor]:
         stored = {name: getattr(self, f"_unmerged_{name}") for name in self.mergeable}

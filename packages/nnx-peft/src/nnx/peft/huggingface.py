@@ -103,6 +103,8 @@ def load_peft_adapter(module: nn.Module, directory: str | os.PathLike[str]) -> i
 def _check_exportable(layers: Mapping[str, LoRALayer], adapter: str) -> None:
     if not layers:
         raise ValueError(f"no LoRA layer has an adapter called {adapter!r}; nothing was written")
+    if "" in layers:
+        raise ValueError("the module is itself an adapted layer, which PEFT has no name for")
     if len({isinstance(layer, DoRALinear) for layer in layers.values()}) > 1:
         raise ValueError("PEFT keeps LoRA and DoRA in separate adapters; this module mixes them")
     for path, layer in layers.items():

@@ -13,7 +13,8 @@ def merge_adapters(module: nn.Module, *, unload: bool = False) -> int:
     The base weights then alone compute what the adapted model computes in eval
     mode, with the active adapters and their trained scale, up to rounding in
     the weight's dtype. The original weights are kept for
-    :func:`unmerge_adapters`, and ``state_dict()`` goes on to hold them.
+    :func:`unmerge_adapters`, and ``state_dict()`` goes on to hold them;
+    ``module.train()`` unmerges too.
 
     ``unload=True`` merges for good: each wrapper gives its place to the plain
     base layer, which stays frozen, and the names lose their ``.base.`` segment.
