@@ -128,6 +128,26 @@ def test_a_regression_trains_on_a_floating_target():
     assert regressor.evaluate(dataset.test_loader).count == len(dataset.test_loader.dataset)
 
 
+def test_training_and_inference_never_read_tensors_row_by_row(monkeypatch):
+    dataset = NNTabularDataset(
+        df=table(), feature_cols=["age", "income"], target_col="label", batch_sizes=(8, 4, 4),
+        standardize=True, seed=1,
+    )  # fmt: skip
+
+    def refuse(*args):
+        raise AssertionError("a row was read alone")
+
+    monkeypatch.setattr(TensorDataset, "__getitem__", refuse)
+    trained = model()
+    params = NNTrainParams(
+        n_epochs=1, train_loader=dataset.train_loader, val_loader=dataset.val_loader, seed=1
+    )
+    trained.train(params)
+    trained.evaluate(dataset.test_loader)
+    assert len(trained.predict(dataset.test_loader).classes) == 9
+    assert len(list(trained.iter_predict(dataset.test_loader))) == 3
+
+
 def test_a_plan_splits_any_dataset_by_subset():
     data = TensorDataset(torch.arange(6.0))
     plan = plan_split(list("abcdef"), strategy="group", groups=[1, 1, 2, 2, 3, 3], seed=1)

@@ -367,6 +367,28 @@ def test_a_module_keeps_its_own_layout_unless_an_adapter_is_given():
         adapter_for(nn.Linear(1, 1), lambda batch: batch)
 
 
+class Forwards(nn.Module):
+    """A wrapper that forwards what it does not have, like torch's compiled modules."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+
+def test_a_wrapper_forwards_the_layout():
+    assert isinstance(adapter_for(Forwards(Declares())), ModuleInputs)
+    assert isinstance(adapter_for(Forwards(nn.Linear(1, 1))), PositionalInputs)
+    late = nn.Linear(1, 1)
+    late.unpack_batch = lambda batch: (A, Y)
+    assert adapter_for(late).split(None) == ((A,), {}, Y)
+
+
 def test_an_adapter_of_ones_own_says_what_is_missing():
     class Mine(BatchAdapter):
         pass

@@ -349,9 +349,16 @@ def adapter_for(module: nn.Module, batch_adapter: BatchAdapter | None = None) ->
                 f"not {type(batch_adapter).__name__}"
             )
         return batch_adapter
-    # hasattr() would raise and format an error inside nn.Module on every batch.
-    declared = hasattr(type(module), "unpack_batch") or "unpack_batch" in vars(module)
-    return ModuleInputs(module) if declared else _ONE_INPUT
+    return ModuleInputs(module) if _declares_layout(module) else _ONE_INPUT
+
+
+def _declares_layout(module: nn.Module) -> bool:
+    kind = type(module)
+    if hasattr(kind, "unpack_batch") or "unpack_batch" in vars(module):
+        return True
+    # A wrapper may forward attributes. For a plain module, hasattr() would raise and
+    # format an error on every batch.
+    return kind.__getattr__ is not nn.Module.__getattr__ and hasattr(module, "unpack_batch")
 
 
 _ONE_INPUT = PositionalInputs()
