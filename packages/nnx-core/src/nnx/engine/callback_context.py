@@ -131,3 +131,11 @@ class CallbackContext:
 
 
 _CallbackContext = CallbackContext
+
+
+def overrides(callback: Any, hook: str) -> bool:
+    """Whether ``callback`` does anything in ``hook``."""
+    from nnx.callbacks import Callback
+
+    own = getattr(callback, hook)
+    return getattr(own, "__func__", own) is not getattr(Callback, hook)

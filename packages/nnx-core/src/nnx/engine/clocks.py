@@ -169,17 +169,21 @@ class SchedulerClock:
 
 
 class UnreportedUpdates:
-    """Warns when an epoch with an update clock reported no update."""
+    """Warns when an epoch reported no update although something counts them."""
 
-    def __init__(self, clocks: Mapping[str, SchedulerClock]) -> None:
-        self._waiting = any(c.unit == UPDATE and c.automatic for c in clocks.values())
+    def __init__(self, clocks: Mapping[str, SchedulerClock], checkpoint_every: int | None) -> None:
+        self._idle = []
+        if any(c.unit == UPDATE and c.automatic for c in clocks.values()):
+            self._idle.append("the scheduler on the optimizer_update clock did not move")
+        if checkpoint_every is not None:
+            self._idle.append("no point inside the epoch was written (checkpoint_every)")
 
     def after_epoch(self, session: FitSession, updates: int) -> None:
-        if self._waiting and updates == 0:
+        if self._idle and updates == 0:
             warnings.warn(
-                f"epoch {session.epoch} reported no optimizer update, so the scheduler on the "
-                "optimizer_update clock did not move: a step function that steps an optimizer "
-                "itself must call ctx.report_update()",
+                f"epoch {session.epoch} reported no optimizer update, so "
+                f"{' and '.join(self._idle)}: a step function that steps an optimizer itself "
+                "must call ctx.report_update()",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nnx.engine import commit, resume, rng
+from nnx.engine.callback_context import overrides
 from nnx.engine.compiled import compiling
 from nnx.engine.loop import begin_epoch, loop
 from nnx.engine.plan import plan_fit
@@ -77,9 +78,7 @@ def _start(session: FitSession) -> None:
 
 def _end(session: FitSession) -> None:
     """``on_train_end``, then LAST once more when a callback had a say."""
-    from nnx.callbacks import Callback
-
-    hooked = any(type(c).on_train_end is not Callback.on_train_end for c in session.callbacks)
+    hooked = any(overrides(callback, "on_train_end") for callback in session.callbacks)
     session.rng_at_end = rng.capture(session.loaders)
     before = _snapshot(session) if hooked else None
     session.end()
@@ -90,15 +89,9 @@ def _end(session: FitSession) -> None:
 
 def _snapshot(session: FitSession) -> commit.NetBefore | None:
     """The net before callbacks that declare a topology change convert it."""
-    if not any(_converts(callback) for callback in session.callbacks):
-        return None
-    return commit.NetBefore.of(session)
-
-
-def _converts(callback: Any) -> bool:
-    from nnx.callbacks import Callback
-
-    return type(callback).checkpoint_transforms is not Callback.checkpoint_transforms
+    if any(overrides(callback, "checkpoint_transforms") for callback in session.callbacks):
+        return commit.NetBefore.of(session)
+    return None
 
 
 def _display_path(run_id: str) -> str:

@@ -29,7 +29,7 @@ def loop(session: FitSession) -> None:
     """
     plan, ctx = session.plan, session.ctx
     step = runner(session)
-    reported = UnreportedUpdates(session.clocks)
+    reported = UnreportedUpdates(session.clocks, plan.params.checkpoint_every)
     first = plan.start_epoch
     progress = Progress(
         epochs=plan.end_epoch - first,

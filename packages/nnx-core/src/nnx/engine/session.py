@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nnx.engine import rng
-from nnx.engine.callback_context import CallbackContext
+from nnx.engine.callback_context import CallbackContext, overrides
 from nnx.engine.clocks import SchedulerClock
 from nnx.engine.contexts import takes_an_argument
 from nnx.records import NNIterationDataPoint
@@ -122,8 +122,6 @@ class FitSession:
 
     def begin(self) -> None:
         """Run every ``on_train_begin`` and take up what the callbacks registered."""
-        from nnx.callbacks import Callback
-
         for callback in self.callbacks:
             self._begun.append(callback)
             callback.on_train_begin(self.ctx)
@@ -135,10 +133,9 @@ class FitSession:
             )
         self.bind_listeners()
         for callback in self.callbacks:
-            kind = type(callback)
-            if kind.on_optimizer_update is not Callback.on_optimizer_update:
+            if overrides(callback, "on_optimizer_update"):
                 self._update_hooks.append(callback)
-            if kind.on_scheduler_step is not Callback.on_scheduler_step:
+            if overrides(callback, "on_scheduler_step"):
                 self._schedule_hooks.append(callback)
 
     def note_compilation(self) -> None:
