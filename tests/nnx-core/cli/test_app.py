@@ -30,9 +30,9 @@ def test_version(process: Nnx) -> None:
 
 
 def test_a_misspelt_command_exits_with_two_and_names_the_near_one(process: Nnx) -> None:
-    result = process("plugin")
+    result = process("plugns")
     assert result.returncode == 2
-    assert "No such command 'plugin'" in result.stderr
+    assert "No such command 'plugns'" in result.stderr
     assert "'plugins'" in result.stderr
     assert "Traceback" not in result.stderr
 

@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Run:
         else:
             command = ("-m", "nnx", *command)
         path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-        env = {**os.environ, "PYTHONPATH": path, "NNX_PLUGINS": plugins, "COLUMNS": "160"}
+        env = {**os.environ, "PYTHONPATH": path, "NNX_PLUGINS": plugins, "COLUMNS": "320"}
         return subprocess.run(
             [sys.executable, *command], env=env, text=True, capture_output=True, timeout=120
         )

@@ -69,10 +69,15 @@ def test_nnx_plugins_shows_what_loaded_and_what_it_contributed(install: Install,
     assert table.returncode == 0
     row = next(line for line in table.stdout.splitlines() if "acme-lion" in line)
     assert row.split()[:4] == ["acme-lion", "acme-lion", "1.2.3", "loaded"]
-    assert "1 net, 1 optimizer factory, 1 metric, 2 name" in row
+    assert "1 net, 1 optimizer factory, 1 metric, 2 names" in row
+    assert float(row.split()[4]) >= 0  # milliseconds
     listed = json.loads(run("plugins", "--json").stdout)
     (plugin,) = [p for p in listed if p["name"] == "acme-lion"]
     assert plugin["reference"] == "acme_lion"
+    assert plugin["location"].endswith("acme_lion.py")
+    assert plugin["location"] in table.stdout
+    assert plugin["seconds"] > 0
+    assert (plugin["status"], plugin["error"], plugin["heavy_modules"]) == ("loaded", None, [])
     assert plugin["contributes"] == {
         "net": ["acme_net"],
         "optimizer factory": ["acme.lion@v1"],
@@ -325,11 +330,22 @@ def test_a_misspelt_selection_is_said(install: Install, run: Run) -> None:
 
 
 def test_nnx_plugins_tells_load_times_and_heavy_imports(install: Install, run: Run) -> None:
-    install("acme-heavy", "import numpy\n")
+    install("acme-heavy", "import torch\n")
     result = run("plugins", "--timing")
-    row = next(line for line in result.stdout.splitlines() if "acme-heavy" in line)
-    assert row.split()[-1] == "numpy"
-    assert float(row.split()[-2]) > 0
+    assert result.returncode == 0
+    row = next(
+        line for line in result.stdout.splitlines() if line.lstrip().startswith("acme-heavy ")
+    )
+    assert "torch" in row.split()
+    assert float(row.split()[4]) > 0
+    assert (
+        "plugin 'acme-heavy' (acme-heavy) makes every `import nnx` import torch, numpy: its "
+        "acme_heavy should only name what it contributes, as 'package.module:attribute'."
+    ) in result.stdout
+    (plugin,) = [
+        p for p in json.loads(run("plugins", "--json").stdout) if p["name"] == "acme-heavy"
+    ]
+    assert plugin["heavy_modules"][0] == "torch"
 
 
 def test_a_plugin_adds_a_command(install: Install, run: Run) -> None:

@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "demo": "nnx.cli.demo:demo",
     "doctor": "nnx.cli.doctor:doctor",
     "plugins": "nnx.cli.plugins:plugins",
+    "plugin": "nnx.cli.plugin_new:plugin",
 }
 
 # A refusal explains itself; any other error is ours to mend.
@@ -78,7 +79,11 @@ def build() -> typer.Typer:
     app.callback()(_root)
     for name, reference in COMMANDS.items():
         module, _, attribute = reference.partition(":")
-        app.command(name)(getattr(importlib.import_module(module), attribute))
+        command = getattr(importlib.import_module(module), attribute)
+        if isinstance(command, typer.Typer):  # a group of commands
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     return app
 
 

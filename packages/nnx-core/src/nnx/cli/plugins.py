@@ -37,18 +37,44 @@ def _table(loaded: list[manager.LoadedPlugin], *, timing: bool) -> None:
     if not loaded:
         console().print("no plugin is installed")
         return
-    columns = ["plugin", "from", "status", "contributes"]
-    columns += ["ms", "imported at load"] if timing else []
+    columns = ["plugin", "distribution", "status", "ms", "from", "contributes"]
+    columns += ["imported at load"] if timing else []
     rows = []
     for plugin in loaded:
-        counts = (f"{len(names)} {kind}" for kind, names in plugin.contributes.items())
+        counts = (_count(len(names), kind) for kind, names in plugin.contributes.items())
         row = [
             plugin.name,
             f"{plugin.distribution} {plugin.version}",
             plugin.status,
+            f"{plugin.seconds * 1000:.1f}",
+            _short(plugin.location) if plugin.location else plugin.reference,
             plugin.error or ", ".join(counts) or "-",
         ]
         if timing:
-            row += [f"{plugin.seconds * 1000:.1f}", ", ".join(plugin.heavy_modules) or "-"]
+            row.append(", ".join(plugin.heavy_modules) or "-")
         rows.append(row)
-    table(columns, rows, right=["ms"], fold=["contributes", "imported at load"])
+    wrapped = ["from", "contributes", "imported at load"]
+    table(columns, rows, right=["ms"], fold=wrapped)
+    heavy = [plugin for plugin in loaded if timing and plugin.heavy_modules]
+    for plugin in heavy:
+        console().print(
+            f"{plugin.owner} makes every `import nnx` import "
+            f"{', '.join(plugin.heavy_modules)}: its {plugin.reference} should only name what "
+            "it contributes, as 'package.module:attribute'.",
+            soft_wrap=True,
+        )
+
+
+def _count(n: int, kind: str) -> str:
+    plurals = {"optimizer factory": "optimizer factories", "model factory": "model factories"}
+    return f"{n} {kind if n == 1 else plurals.get(kind, kind + 's')}"
+
+
+def _short(path: str) -> str:
+    """A path from the working directory or the home folder, where that is shorter."""
+    import os
+
+    for base, shown in ((os.getcwd(), ""), (os.path.expanduser("~"), "~" + os.sep)):
+        if path.startswith(base + os.sep) and len(base) > 1:
+            return shown + path[len(base) + 1 :]
+    return path
