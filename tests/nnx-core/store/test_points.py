@@ -114,14 +114,10 @@ def test_a_read_only_run_is_read(run, monkeypatch):
         lock.unlink()
     from nnx.utils import locks
 
-    class ReadOnly:
-        def __init__(self, *args, **kwargs):
-            pass
+    def read_only(path, timeout):
+        raise PermissionError(13, "read-only")
 
-        def acquire(self):
-            raise PermissionError(13, "read-only")
-
-    monkeypatch.setattr(locks, "FileLock", ReadOnly)
+    monkeypatch.setattr(locks, "_take", read_only)
     assert NNCheckpoint.verify(run.id, LAST)["position"]["completed_epoch"] == 1
     assert NNCheckpoint.load(run.id, BEST).idp.epoch_idx == 1
 

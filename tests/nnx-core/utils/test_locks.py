@@ -69,3 +69,44 @@ def test_a_link_in_place_of_a_lock_is_refused_and_its_target_untouched(tmp_path)
     with pytest.raises(OSError, match="symbolic link"), locked(tmp_path / "x.lock"):
         raise AssertionError
     assert (tmp_path / "precious").read_text() == "data"
+
+
+@pytest.mark.parametrize("first", ["_Flock", "_Filelock"])
+def test_flock_and_filelock_exclude_each_other(tmp_path, first, monkeypatch):
+    from nnx.utils import locks
+
+    if locks.fcntl is None:
+        pytest.skip("this system has no flock")
+    second = {"_Flock": "_Filelock", "_Filelock": "_Flock"}[first]
+    path = str(tmp_path / "x.lock")
+    held = getattr(locks, first)(path, 0)
+    with pytest.raises(locks._Timeout):
+        getattr(locks, second)(path, 0)
+    held.release()
+    getattr(locks, second)(path, 0).release()
+
+
+def test_without_flock_filelock_does_the_work(tmp_path, monkeypatch):
+    from nnx.utils import locks
+
+    monkeypatch.setattr(locks, "fcntl", None)
+    with locked(tmp_path / "x.lock"):
+        assert is_held(tmp_path / "x.lock")
+        (error,) = in_thread(lambda: locked(tmp_path / "x.lock", timeout=0).__enter__())
+        assert isinstance(error, LockBusyError)
+    assert not is_held(tmp_path / "x.lock")
+
+
+def test_waiting_for_a_lock_ends_when_it_is_free(tmp_path):
+    path, order = tmp_path / "x.lock", []
+
+    def wait():
+        with locked(path, timeout=20):
+            order.append("second")
+
+    with locked(path):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]

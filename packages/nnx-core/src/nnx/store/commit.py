@@ -172,8 +172,8 @@ class Commit:
         }
 
     def _abandon(self) -> None:
-        self._flushes.settle()
         try:
+            self._flushes.settle()
             # Once LAST is published the epoch stands, and what is staged of it is
             # completed by whoever comes next.
             keep = LAST in self.published

@@ -59,8 +59,24 @@ def best_run_id(root: str | os.PathLike[str] | None = None) -> str | None:
     return name
 
 
+def bettered(paths: RunPaths, own: float) -> None:
+    """Let a run that just committed a better BEST, of score ``own``, claim the pointer.
+
+    Costs a few look-ups while the holder stays as it was and stays ahead, or is
+    the run itself.
+    """
+    holder = best_run_id(paths.root)
+    if holder == paths.id:
+        return
+    if holder is not None:
+        held = RunPaths(paths.root, holder)
+        if _still_eligible(held) and _seen[os.path.abspath(held.dir)][1] <= own:
+            return
+    consider(paths, improved=True)
+
+
 def consider(paths: RunPaths, *, improved: bool = False) -> None:
-    """Let a run whose BEST was just committed claim the pointer if it is the best.
+    """Let a run whose BEST is committed claim the pointer if it is the best.
 
     The run is compared with the one that holds the pointer; all runs are read
     only when that one is no candidate any more. ``improved`` says that a holder
@@ -75,7 +91,7 @@ def consider(paths: RunPaths, *, improved: bool = False) -> None:
             return
         held = RunPaths(paths.root, holder)
         held_score = _quick_score(held)
-        if held_score is None or not _still_eligible(held):
+        if held_score is None or not eligible(held, thorough=False):
             _point(paths.root, elect(paths.root, incumbent=holder))
             return
         own = _quick_score(paths)
@@ -161,7 +177,8 @@ def eligible(paths: RunPaths, *, thorough: bool = True) -> bool:
     return True
 
 
-_seen: dict[str, tuple[int, ...]] = {}  # run directory -> when it was found eligible
+# Run directory -> when its files were found eligible, and its score then.
+_seen: dict[str, tuple[tuple[int, ...], float]] = {}
 
 
 def _still_eligible(paths: RunPaths) -> bool:
@@ -173,12 +190,15 @@ def _still_eligible(paths: RunPaths) -> bool:
             for path in (paths.run_yaml, files.checkpoint, files.manifest, paths.checkpoints)
         )
     except OSError:
-        return eligible(paths, thorough=False)
+        return False
     where = os.path.abspath(paths.dir)
-    if _seen.get(where) != stamps:
-        if not eligible(paths, thorough=False):
-            return False
-        _seen[where] = stamps
+    known = _seen.get(where)
+    if known is not None and known[0] == stamps:
+        return True
+    value = _quick_score(paths)
+    if value is None or not eligible(paths, thorough=False):
+        return False
+    _seen[where] = (stamps, value)
     return True
 
 

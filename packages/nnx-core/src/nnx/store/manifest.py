@@ -23,8 +23,12 @@ _OPEN, _CLOSE = b'{"digest": "', b'", '
 
 def encode(document: Mapping[str, Any]) -> bytes:
     """The bytes of a manifest: JSON whose first entry is the digest of the rest."""
-    body = {"format": FORMAT, "version": VERSION, **finite(document)}
-    rest = json.dumps(body)[1:].encode()
+    body = {"format": FORMAT, "version": VERSION, **document}
+    try:
+        text = json.dumps(body, allow_nan=False)
+    except ValueError:
+        text = json.dumps(finite(body), allow_nan=False)
+    rest = text[1:].encode()
     return _OPEN + hashlib.sha256(rest).hexdigest().encode() + _CLOSE + rest
 
 

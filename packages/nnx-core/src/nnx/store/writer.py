@@ -307,7 +307,7 @@ class RunWriter:
 
     def _after(self, best: bool, deferred: Mapping[str, NNCheckpoint]) -> None:
         if best and not self._monitored:
-            election.consider(self.paths, improved=True)
+            election.bettered(self.paths, self.best_score)
         for stem, checkpoint in deferred.items():
             tag = tag_name(stem)
             with self._point(checkpoint, None, [tag]) as commit:

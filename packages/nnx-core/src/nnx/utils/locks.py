@@ -1,7 +1,10 @@
 """Locks between processes: one file per lock, released when its holder dies.
 
 Locks are re-entrant within a process and thread. A lock file stays behind
-empty; its content means nothing.
+empty; its content means nothing. Where the system has ``flock`` it is called
+directly, as filelock itself does there: an epoch takes several locks, and a
+lock then costs microseconds. Elsewhere filelock does the work; the two exclude
+each other.
 """
 
 from __future__ import annotations
@@ -10,18 +13,80 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
-from filelock import FileLock, Timeout
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_POLL_SECONDS = 0.01
+_NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class LockBusyError(RuntimeError):
     """A lock that another process (or thread) holds."""
 
 
+class _Timeout(Exception):
+    pass
+
+
+class _Flock:
+    """An exclusive ``flock`` on a file that is created when missing."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o666)
+        give_up = time.monotonic() + timeout
+        try:
+            while not self._try():
+                if timeout >= 0 and give_up <= time.monotonic():
+                    raise _Timeout
+                time.sleep(_POLL_SECONDS)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+    # A forked worker inherits the descriptor; kept open there, it would hold the
+    # lock after its owner was killed. Closing it there releases nothing here.
+    forget = release
+
+
+class _Filelock:
+    def __init__(self, path: str, timeout: float) -> None:
+        from filelock import FileLock, Timeout
+
+        # filelock opens for writing, which must not reach through a link.
+        if os.path.islink(path):
+            raise OSError(errno.ELOOP, "a lock file must not be a symbolic link", path)
+        self._lock = FileLock(path, thread_local=False)
+        try:
+            self._lock.acquire(timeout=timeout)
+        except Timeout:
+            raise _Timeout from None
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def forget(self) -> None:
+        """filelock sees to its own descriptors after a fork."""
+
+
 _held: dict[tuple[str, int], int] = {}  # (path, thread) -> depth
-_files: dict[str, Any] = {}  # path -> the held FileLock
+_files: dict[str, Any] = {}  # path -> the lock that is held
 _guard = threading.Lock()
 
 
@@ -66,20 +131,27 @@ def locked(
 
 def _acquire(
     path: str, timeout: float, what: str, optional: bool, busy: type[LockBusyError]
-) -> FileLock | None:
-    # A lock file is opened for writing, which must not reach through a link.
-    if os.path.islink(path):
-        raise OSError(errno.ELOOP, "a lock file must not be a symbolic link", path)
-    lock = FileLock(path, timeout=timeout, thread_local=False)
+) -> Any:
     try:
-        lock.acquire()
-    except Timeout:
+        return _take(path, timeout)
+    except _Timeout:
         raise busy(f"{what} is in use by another process (lock {path})") from None
     except OSError as error:
         if optional and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return None
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a lock file must not be a symbolic link", path) from None
         raise
-    return lock
+
+
+def _take(path: str, timeout: float) -> Any:
+    if fcntl is not None:
+        try:
+            return _Flock(path, timeout)
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                raise
+    return _Filelock(path, timeout)
 
 
 def is_held(path: str | os.PathLike[str]) -> bool:
@@ -90,39 +162,18 @@ def is_held(path: str | os.PathLike[str]) -> bool:
     if not os.path.exists(where):
         return False
     try:
-        import fcntl
-    except ImportError:
-        return _try(where)
-    try:
-        descriptor = os.open(where, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        _take(where, 0).release()
+    except _Timeout:
+        return True
     except OSError:
         return False  # whoever may not open it does not hold it either
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
     return False
 
 
-def _try(path: str) -> bool:
-    try:
-        with locked(path, timeout=0, optional=True):
-            return False
-    except LockBusyError:
-        return True
-
-
 def _forget_in_child() -> None:
-    # A forked worker inherits the descriptors; kept open there, they would hold
-    # the lock after its owner was killed. Closing them releases nothing here.
     for lock in _files.values():
-        descriptor = getattr(getattr(lock, "_context", None), "lock_file_fd", None)
-        if isinstance(descriptor, int):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-            lock._context.lock_file_fd = None
+        with contextlib.suppress(OSError):
+            lock.forget()
     _files.clear()
     _held.clear()
 
