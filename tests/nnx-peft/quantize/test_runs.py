@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from nnx import Callback, Checkpoints, NNCheckpoint, NNModel, NNRun
+from nnx import Callback, Checkpoints, CompileSpec, NNCheckpoint, NNModel, NNRun
 from nnx.transforms import TransformRecipe, lora
 
 pytest.importorskip("torchao", reason="torchao is the quantize extra")
@@ -118,3 +118,12 @@ class TestQAT:
         assert callback.checkpoint_transforms() == ()
         model.train(kit.train_params(), callbacks=[QATLifecycleCallback()], salt="again")
         assert model.net.layers[0].weight.dtype == torch.int8
+
+    def test_compiling_a_fit_that_changes_its_topology_is_refused(self, kit):
+        model = kit.model()
+        with pytest.raises(ValueError, match="QATLifecycleCallback"):
+            model.train(
+                kit.train_params(), callbacks=[QATLifecycleCallback()], compile=CompileSpec()
+            )
+        assert not os.path.exists("runs")
+        assert model.net.layers[0].weight.dtype == torch.float32
