@@ -297,6 +297,9 @@ def test_a_run_that_does_not_exist_is_not_resumed(kit, refused):
     refused(lambda m: m.train(params), "0000", Exception)
 
 
-def test_more_processes_are_not_offered(kit, refused):
+def test_distributed_needs_its_spec_and_a_process_group(kit, refused):
+    from nnx.distributed import DDP
+
     params = kit.train_params(train_loader=Untouchable())
-    refused(lambda m: m.train(params, distributed=object()), "distributed")
+    refused(lambda m: m.train(params, distributed=object()), "must be DDP\\(\\) or None", TypeError)
+    refused(lambda m: m.train(params, distributed=DDP()), "init_process_group", RuntimeError)

@@ -37,6 +37,8 @@ class EarlyStopping(Callback):
     (numbered when a run has several), or ``name``.
     """
 
+    rank_behaviour = "every"
+
     def __init__(
         self,
         monitor: str | MonitorSpec | None = None,

@@ -54,6 +54,8 @@ class TensorBoardCallback(Callback):
     ``ImportError`` when tensorboard is not installed.
     """
 
+    rank_behaviour = "writer"
+
     def __init__(self, log_dir: str | None = None, flush_each_epoch: bool = True) -> None:
         _require("tensorboard", "TensorBoardCallback")
         self.log_dir = log_dir
@@ -84,6 +86,8 @@ class WandbCallback(Callback):
     ``wandb_run`` attaches to a run of the caller's, which stays open. Raises
     ``ImportError`` when wandb is not installed.
     """
+
+    rank_behaviour = "writer"
 
     def __init__(
         self, project: str | None = None, wandb_run: Any = None, **init_kwargs: Any

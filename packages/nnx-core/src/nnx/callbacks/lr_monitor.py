@@ -20,6 +20,8 @@ class LRMonitor(Callback):
     ``bounded=False``.
     """
 
+    rank_behaviour = "every"
+
     def __init__(self, bounded: bool = True) -> None:
         self.bounded = bounded
         self.history: list[float] = []

@@ -20,6 +20,8 @@ class ModelCheckpoint(Callback):
     epoch has committed. Without ``epochs`` nothing is saved.
     """
 
+    rank_behaviour = "every"
+
     def __init__(self, epochs: Sequence[int] | None = None, tag: str = "custom") -> None:
         owner = "ModelCheckpoint"
         self.epochs = [check.count(owner, "epochs", epoch, at_least=0) for epoch in epochs or ()]

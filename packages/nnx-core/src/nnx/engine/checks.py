@@ -49,11 +49,6 @@ def check_arguments(request: FitRequest) -> None:
         )
     if request.salt is not None and (not isinstance(request.salt, str) or not request.salt):
         raise ValueError(f"salt must be a non-empty string or None, not {request.salt!r}")
-    if request.distributed is not None:
-        raise ValueError(
-            f"distributed={request.distributed!r}: this release trains in one process; leave "
-            "distributed=None"
-        )
 
 
 def check_callbacks(request: FitRequest) -> tuple[Any, ...]:

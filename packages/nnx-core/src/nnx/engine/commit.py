@@ -157,10 +157,10 @@ def training_state(session: FitSession, *, completed_epoch: int) -> dict[str, An
     }
     if session.trainer is None:
         state.update(described[session.primary])
-        return state
+        return plan.ranks.complete(state)
     for key, plural in PLURALS.items():
         state[plural] = {name: one[key] for name, one in described.items()}
-    return state
+    return plan.ranks.complete(state)
 
 
 PLURALS = {

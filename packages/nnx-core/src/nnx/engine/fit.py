@@ -10,11 +10,11 @@ from nnx.engine.callback_context import overrides
 from nnx.engine.compiled import compiling
 from nnx.engine.loop import begin_epoch, loop
 from nnx.engine.plan import plan_fit
+from nnx.engine.ranks import join
 from nnx.engine.session import FitSession
 from nnx.models import state_topology
 from nnx.seeding import set_seed
 from nnx.store.paths import runs_root
-from nnx.store.writer import RunWriter
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
@@ -27,20 +27,23 @@ def fit(request: FitRequest) -> NNRun:
     A request that cannot be trained raises before anything is changed. A fit that
     fails later keeps its committed epochs.
     """
-    plan = plan_fit(request)
-    with RunWriter.open(
-        plan.run,
-        history=request.history,
-        overwrite=plan.params.overwrite_existing,
-        provenance=request.provenance,
-        parent=plan.resume.point,
-    ) as writer:
-        writer.run = writer.run.with_resume_status(plan.resume.status())
-        session = FitSession(plan, writer)
-        with compiling(plan.model, plan.compiled):
-            _train(session)
-        run = writer.finish()
-    print(f"Run saved to {_display_path(run.id)}")
+    ranks = join(request)
+    with ranks.guarded():
+        plan = plan_fit(request, ranks)
+        with ranks.open_writer(
+            plan.run,
+            history=request.history,
+            overwrite=plan.params.overwrite_existing,
+            provenance=request.provenance,
+            parent=plan.resume.point,
+        ) as writer:
+            writer.run = writer.run.with_resume_status(plan.resume.status())
+            session = FitSession(plan, writer)
+            with compiling(plan.model, plan.compiled):
+                _train(session)
+            run = writer.finish()
+    if ranks.is_writer:
+        print(f"Run saved to {_display_path(run.id)}")
     return run
 
 
@@ -60,25 +63,29 @@ def _start(session: FitSession) -> None:
     plan = session.plan
     if plan.resume.point is None:
         if plan.params.seed is not None:
-            set_seed(plan.params.seed)
+            set_seed(plan.ranks.seed(plan.params.seed))
         session.begin()
+        plan.ranks.begin(session)
         return
     with resume.undone_on_error(session):
         if plan.params.seed is not None:
-            set_seed(plan.params.seed)
+            set_seed(plan.ranks.seed(plan.params.seed))
         resume.restore_tensors(session)
         session.begin()
         if session.position is not None:  # its epoch has begun already
             session.epoch = session.position.epoch
             begin_epoch(session)
         plan.registry.restore(plan.resume.components)
+        plan.ranks.begin(session)
         resume.restore_streams(session)
     plan.resume = plan.resume.without_tensors()
 
 
 def _end(session: FitSession) -> None:
     """``on_train_end``, then LAST once more when a callback had a say."""
-    hooked = any(overrides(callback, "on_train_end") for callback in session.callbacks)
+    hooked = session.plan.ranks.any(
+        any(overrides(callback, "on_train_end") for callback in session.callbacks)
+    )
     session.rng_at_end = rng.capture(session.loaders)
     before = _snapshot(session) if hooked else None
     session.end()

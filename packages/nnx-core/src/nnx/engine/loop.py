@@ -27,7 +27,7 @@ def loop(session: FitSession) -> None:
     The order at an epoch's end: validation, the decision (better or not), schedulers,
     ``on_epoch_end``, then the commit that makes the epoch durable.
     """
-    plan, ctx = session.plan, session.ctx
+    plan = session.plan
     step = runner(session)
     reported = UnreportedUpdates(session.clocks, plan.params.checkpoint_every)
     first = plan.start_epoch
@@ -36,6 +36,7 @@ def loop(session: FitSession) -> None:
         batches_per_epoch=loader_length(plan.params.train_loader),
         done=session.resumed_batches,
     )
+    progress.on = progress.on and plan.ranks.is_writer
     try:
         for epoch in range(first, plan.end_epoch):
             session.epoch = epoch
@@ -45,7 +46,7 @@ def loop(session: FitSession) -> None:
                 return
             reported.after_epoch(session, session.epoch_updates)
             _finish_epoch(session, progress)
-            if ctx.should_stop or ctx.stop_at_update:
+            if plan.ranks.stops_after_epoch(session):
                 return
     finally:
         progress.close()
@@ -64,9 +65,10 @@ def begin_epoch(session: FitSession) -> None:
 
 def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> bool:
     """Train on every batch of an epoch; ``False`` when it was stopped inside."""
-    plan, ctx = session.plan, session.ctx
+    plan = session.plan
     batches = _batches(session, step)
     row, run, optimizer = session.row, step.run, session.primary_optimizer
+    stops_now = plan.ranks.stops_now
     every = plan.params.checkpoint_every
     show = progress.batch if progress.on else None
     index = session.resumed_batches - 1
@@ -76,7 +78,7 @@ def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> boo
         row(lr, index)
         if show is not None:
             show(loss)
-        if ctx.stop_at_update and not is_last and not batches.exhausted():
+        if stops_now(session) and not is_last and not batches.exhausted():
             return False
         if every and session.updates_since_point >= every and not is_last:
             commit.step_point(session, step, consumed=index + 1)
@@ -88,6 +90,7 @@ def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> boo
     if step.close(index):
         session.amend_update_count()
     session.resumed_batches = 0
+    plan.ranks.after_epoch(session)
     return True
 
 

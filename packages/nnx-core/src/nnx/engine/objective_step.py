@@ -38,7 +38,10 @@ class ObjectiveOutcome:
         """Hand the record over; one that is scored from outputs is made with its epoch."""
         if isinstance(self.result, SupervisedResult):
             scored = self.result.supervised
-            recorder.add(scored.output, scored.target, scored.valid, loss=self.applied.value)
+            recorder.add(
+                scored.output, scored.target, scored.valid, loss=self.applied.value,
+                denominator=scored.denominator,
+            )  # fmt: skip
         else:
             recorder.add_record(self.record, n_samples=n_samples)
 

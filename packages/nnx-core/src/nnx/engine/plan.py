@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from nnx.compilation.forward import CompiledForward
+    from nnx.engine.ranks import Alone
     from nnx.engine.request import FitRequest
     from nnx.engine.resume import ResumePlan
 
@@ -58,6 +59,7 @@ class FitPlan:
     registry: ComponentRegistry
     run: NNRun
     resume: ResumePlan
+    ranks: Alone
     compiled: CompiledForward | None = None
 
     @property
@@ -84,14 +86,17 @@ class FitPlan:
         return 0 if self.resume.planned else self.resume.start_epoch
 
 
-def plan_fit(request: FitRequest) -> FitPlan:
+def plan_fit(request: FitRequest, ranks: Alone) -> FitPlan:
     """Check ``request`` and build what it needs; raises before anything is touched."""
     checks.check_arguments(request)
     request = _normalized(request)
     params, model = request.params, request.model
     if params.resume_from_run_id is not None:
         providers.remember_of(params.resume_from_run_id)
-    callbacks = checks.check_callbacks(request)
+    ranks.check(request)
+    callbacks = ranks.callbacks(
+        checks.check_callbacks(request), bounded=request.history is not None
+    )
     if request.trainer is not None:
         checks.check_trainer_optimizers(request)
     checks.check_model(request)
@@ -109,7 +114,7 @@ def plan_fit(request: FitRequest) -> FitPlan:
         name: build_optimizer(model.net, optim, strict_param_groups=request.trainer is not None)
         for name, optim in optim_params.items()
     }
-    point = resume.find(request)
+    point = ranks.from_writer(lambda: resume.find(request))
     judge = Judge(_tracker(params))
     clocks = _clocks(request, optimizers, point)
     if request.objective is not None:
@@ -122,6 +127,7 @@ def plan_fit(request: FitRequest) -> FitPlan:
         scaler=scaler,
         nonfinite=getattr(request.objective, "nonfinite", "fail"),
         check_gradients=request.objective is not None,
+        synchronize=ranks.synchronizer,
     )
     registry = ComponentRegistry.discover(
         callbacks,
@@ -137,8 +143,8 @@ def plan_fit(request: FitRequest) -> FitPlan:
         callbacks=callbacks, step_fn=request.step_fn, eval_step_fn=request.eval_step_fn,
         objective=request.objective, history=request.history, precision=precision,
         scaler=scaler, optim_params=optim_params, optimizers=optimizers, clocks=clocks,
-        engine=engine, recorder=_recorder(request), judge=judge, registry=registry, run=run,
-        resume=resume.ResumePlan.fresh(params.n_epochs, registry),
+        engine=engine, recorder=ranks.recorder(_recorder(request)), judge=judge, registry=registry, run=run,
+        resume=resume.ResumePlan.fresh(params.n_epochs, registry), ranks=ranks,
     )  # fmt: skip
     plan.compiled = compiled_forward(request)
     if plan.compiled is not None:

@@ -205,7 +205,7 @@ def _net_state(plan: FitPlan, point: Any, state: Any, problems: list[str]) -> Ma
 
 def _state_problems(plan: FitPlan, state: Mapping[str, Any]) -> list[str]:
     """Precision, optimizers and schedulers."""
-    problems = []
+    problems = plan.ranks.resume_problems(state)
     saved = state.get("precision")
     if saved is not None and saved.get("effective") != plan.precision.effective:
         problems.append(
@@ -305,7 +305,7 @@ def _plan_problems(params: Any, point: Any, state: Mapping[str, Any], planned: b
 
 
 def _component_plan(plan: FitPlan, state: Mapping[str, Any], problems: list[str]) -> Any:
-    saved = state.get("components")
+    saved = plan.ranks.components(state.get("components"), plan.registry.names)
     counting = [c for c in plan.clocks.values() if c.unit == "optimizer_update"]
     if saved is None and counting:
         problems.append(
@@ -428,7 +428,7 @@ def restore_streams(session: FitSession) -> None:
     start = session.plan.resume
     if start.state is None:
         return
-    saved = start.state.get("rng_state")
+    saved = session.plan.ranks.streams(start.state)
     if saved is None:
         warnings.warn(
             "the checkpoint holds no random state: the resumed run draws other numbers than an "

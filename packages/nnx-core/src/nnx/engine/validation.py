@@ -8,6 +8,7 @@ from nnx.engine.contexts import EvalStepContext
 from nnx.engine.steps import checked_record
 from nnx.prediction.inference import evaluate
 from nnx.streaming import run_eval_step
+from nnx.streaming.evaluation import is_streaming
 
 if TYPE_CHECKING:
     from nnx.engine.session import FitSession
@@ -19,12 +20,13 @@ def validate(session: FitSession) -> NNEvaluationDataPoint | None:
     plan, params = session.plan, session.params
     if params.val_loader is None:
         return None
-    if plan.eval_step_fn is None:
+    if plan.eval_step_fn is None or (plan.ranks.world_size > 1 and is_streaming(plan.eval_step_fn)):
         return evaluate(
             session.model,
             params.val_loader,
             extra_metrics=params.extra_metrics,
             metrics=params.metrics,
+            combine=plan.ranks.merge,
         )
     ctx = EvalStepContext(
         model=session.model,
@@ -33,4 +35,5 @@ def validate(session: FitSession) -> NNEvaluationDataPoint | None:
         epoch_idx=session.epoch,
         metrics=params.metrics,
     )
-    return checked_record(run_eval_step(plan.eval_step_fn, ctx), "eval_step_fn")
+    record = checked_record(run_eval_step(plan.eval_step_fn, ctx), "eval_step_fn")
+    return plan.ranks.merge_record(record, params.val_loader)

@@ -185,6 +185,21 @@ class MetricSet:
         found = ((spec.label, part.result()) for spec, _, part in self._parts)
         return {name: float(value) for name, value in found if value is not None}
 
+    def parts(self) -> list[Any]:
+        """The accumulators, for :meth:`merge` in another process."""
+        for spec, _, part in self._parts:
+            if not callable(getattr(part, "merge", None)):
+                raise ValueError(
+                    f"the metric {spec.label!r} cannot be added up over processes: its "
+                    "accumulator has no merge(other)"
+                )
+        return [part for _, _, part in self._parts]
+
+    def merge(self, parts: Sequence[Any]) -> None:
+        """Add another process's :meth:`parts`."""
+        for (_, _, mine), theirs in zip(self._parts, parts):
+            mine.merge(theirs)
+
     def state(self) -> list[dict[str, Any]]:
         """The sums of every metric, to continue from."""
         for spec, _, part in self._parts:

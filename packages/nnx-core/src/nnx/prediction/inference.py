@@ -31,13 +31,16 @@ def evaluate(
     loader: Iterable[Any],
     extra_metrics: ExtraMetrics | None = None,
     metrics: Sequence[MetricSpec] = (),
+    *,
+    combine: Callable[[EvaluationTotals], EvaluationTotals] | None = None,
 ) -> NNEvaluationDataPoint:
     """The record of a whole loader: loss, scores, ``extra_metrics`` and declared ``metrics``.
 
     Everything is computed over the full sample, never averaged over batches,
     from counts and sums: memory does not grow with the loader, unless
     ``extra_metrics`` (called once on all decoded values) or a metric that
-    stores its scores makes it. Raises ``ValueError`` for an empty loader.
+    stores its scores makes it. ``combine`` adds what other processes evaluated.
+    Raises ``ValueError`` for an empty loader.
     """
     if extra_metrics is not None and not isinstance(extra_metrics, Mapping):
         raise TypeError(
@@ -49,6 +52,8 @@ def evaluate(
     with eval_mode(model.net), batches.inference_context(model):
         for batch in fast_batches(loader):
             totals.add(*batches.forward_batch(model, batch))
+    if combine is not None:
+        totals = combine(totals)
     if not totals.batches:
         raise ValueError("the loader yielded no batches: there is nothing to evaluate")
     return totals.record(extra_metrics)
@@ -62,6 +67,7 @@ class EvaluationTotals:
     ) -> None:
         self.batches = 0
         self._model = model
+        self._keeps = keep_arrays
         self._scores = ScoreAccumulator(keep_arrays=keep_arrays)
         self._metrics = MetricSet(metrics, Semantics.of(model))
         self._numerator: Any = 0.0  # both stay on the device
@@ -90,6 +96,30 @@ class EvaluationTotals:
             numerator = torch.where(counts != 0, wide(loss) * counts, 0)
         self._numerator = self._numerator + numerator
         self._denominator = self._denominator + weight
+
+    def parts(self) -> dict[str, Any]:
+        """Everything added, on the host, for :meth:`add_parts` in another process."""
+        return {
+            "batches": self.batches,
+            "scores": self._scores.state(),
+            "metrics": self._metrics.parts(),
+            "sums": (float(self._numerator), float(self._denominator), self._summed),
+        }
+
+    def emptied(self) -> EvaluationTotals:
+        """Totals of the same kind, with nothing added."""
+        return EvaluationTotals(self._model, self._metrics.metrics, keep_arrays=self._keeps)
+
+    def add_parts(self, parts: Mapping[str, Any]) -> None:
+        """Add what another process evaluated."""
+        if not parts["batches"]:
+            return
+        self.batches += parts["batches"]
+        self._scores.merge_state(parts["scores"])
+        self._metrics.merge(parts["metrics"])
+        numerator, denominator, self._summed = parts["sums"]
+        self._numerator = self._numerator + numerator
+        self._denominator = self._denominator + denominator
 
     def loss(self) -> float | None:
         """The loss over everything added; ``None`` when every target was masked."""

@@ -82,6 +82,36 @@ class ScoreAccumulator:
         self._counts.expect(decoded.width, trusted=decoded.trusted)
         self._counts.update(decoded.predicted, decoded.actual, decoded.mask())
 
+    def state(self) -> dict[str, Any]:
+        """Everything added, on the host, for :meth:`merge_state` in another process."""
+        self._count_pending()
+        return {
+            "mode": self.mode,
+            "counts": None if self._counts is None else self._counts.state(),
+            "wrong": None if self._wrong is None else bool(self._wrong),
+            "arrays": self._arrays,
+        }
+
+    def merge_state(self, state: Mapping[str, Any]) -> None:
+        """Add what another accumulator of the same loader's rows holds."""
+        theirs: Any = _counter(state["mode"])
+        if theirs is None or state["counts"] is None:
+            return
+        theirs.load_state(state["counts"])
+        if self._counts is None:
+            self.mode, self._counts = state["mode"], _counter(state["mode"])
+        if state["mode"] != self.mode:
+            raise ValueError(
+                f"one process scored its batches by {self.mode}, another by {state['mode']}"
+            )
+        self._count_pending()
+        mine: Any = self._counts
+        mine.merge(theirs)
+        if state["wrong"]:
+            self._wrong = torch.tensor(True)
+        if self._arrays is not None:
+            self._arrays += state["arrays"]
+
     def values(self) -> tuple[dict[str, Any], int]:
         """Record fields, and how many targets they are about."""
         self._count_pending()

@@ -238,6 +238,12 @@ class ErrorSums:
         sums = error_sums(output, target, valid)
         self._sums = sums if self._sums is None else self._sums + sums.to(self._sums.device)
 
+    def merge(self, other: ErrorSums) -> None:
+        """Add another's sums in place."""
+        if other._sums is not None:
+            mine, theirs = self._sums, other._sums
+            self._sums = theirs.clone() if mine is None else mine + theirs.to(mine.device)
+
     def totals(self) -> tuple[float, float, int]:
         """(squared error, absolute error, elements)."""
         if self._sums is None:

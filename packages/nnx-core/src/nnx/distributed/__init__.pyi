@@ -1,0 +1,9 @@
+from .failure import DistributedFailure as DistributedFailure
+from .partition import RankPartition as RankPartition
+from .partition import ShardedLoader as ShardedLoader
+from .partition import train_loader as train_loader
+from .partition import validation_loader as validation_loader
+from .process import init_process_group as init_process_group
+from .process import shutdown as shutdown
+from .roles import writer_only as writer_only
+from .spec import DDP as DDP
