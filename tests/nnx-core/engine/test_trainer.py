@@ -22,6 +22,7 @@ from nnx import (
     NNTrainerParams,
     ObjectiveResult,
     PositionalInputs,
+    PrecisionPolicy,
     Schedulers,
     Trainer,
     set_seed,
@@ -466,3 +467,37 @@ def test_every_named_part_is_checked_before_anything_is_touched(kit, change, mat
             dataclasses.replace(params, **change(kit, params)), trainer_step_fn=gan_step
         )
     assert kit.same(before, model.net.state_dict())
+
+
+def test_the_legacy_precision_flag_is_not_applied_by_a_trainer(kit, monkeypatch):
+    """On a device that would reduce it (stood in for here) an objective says so."""
+    from nnx.engine import plan
+    from nnx.precision import ResolvedPrecision
+
+    def resolve(params, device):
+        if params.mixed_precision:
+            return ResolvedPrecision("fp16", "fp16", "cuda", source="mixed_precision")
+        return ResolvedPrecision("fp32", "fp32", "cpu")
+
+    monkeypatch.setattr(plan, "resolve_precision", resolve)
+    params = NNTrainerParams(n_epochs=1, train_loader=kit.loader(), optims=halves(kit))
+    with pytest.warns(RuntimeWarning, match="does not apply the legacy mixed_precision flag"):
+        run = Trainer(kit.model(mixed_precision=True)).train(
+            params, objective=supervised_objective()
+        )
+    assert run.precision.effective == "fp32"
+
+
+def test_an_explicit_precision_applies_to_an_objective(kit):
+    model = kit.model(precision=PrecisionPolicy(mode="bf16"))
+    dtypes = set()
+
+    def look(module, inputs, output):
+        if module.training:
+            dtypes.add(output.dtype)
+
+    model.net.register_forward_hook(look)
+    params = NNTrainerParams(n_epochs=1, train_loader=kit.loader(), optims=halves(kit))
+    run = Trainer(model).train(params, objective=supervised_objective())
+    assert dtypes == {torch.bfloat16}
+    assert run.precision.effective == "bf16"

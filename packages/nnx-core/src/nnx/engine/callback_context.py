@@ -90,16 +90,6 @@ class CallbackContext:
         return self._session.update_count
 
     @property
-    def clock_unit(self) -> str:
-        """What the primary scheduler counts: ``"epoch"`` or ``"optimizer_update"``."""
-        return self._session.primary_clock.unit
-
-    @property
-    def auto_step(self) -> bool:
-        """Whether the loop steps the schedulers (a ``Trainer`` may leave that to its step)."""
-        return self._session.primary_clock.automatic
-
-    @property
     def retention(self) -> int | None:
         """How many records a history journal keeps in memory; ``None`` without one."""
         return self._session.retention

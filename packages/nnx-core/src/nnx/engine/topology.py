@@ -55,19 +55,6 @@ def describe_difference(saved: Any, built: Topology) -> str | None:
     return "the order of the groups differs"
 
 
-def shared_parameters(
-    net: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]
-) -> dict[str, list[str]]:
-    """Parameters that several optimizers own, with the names of those optimizers."""
-    names = {id(p): name for name, p in net.named_parameters()}
-    owners: dict[int, list[str]] = {}
-    for owner, optimizer in optimizers.items():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                owners.setdefault(id(parameter), []).append(owner)
-    return {names.get(key, "?"): who for key, who in owners.items() if len(who) > 1}
-
-
 def unowned_parameters(
     net: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]
 ) -> list[str]:
