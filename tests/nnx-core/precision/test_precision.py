@@ -114,7 +114,8 @@ def test_the_legacy_flag_is_full_precision_on_cpu_and_covers_training_only():
     assert (precision.requested, precision.effective) == ("fp16", "fp32")
     assert precision.source == "mixed_precision"
     assert precision.fallback_reason
-    assert precision.applies_to == ("training",)
+    assert precision.covers == precision.applies_to == ("training",)
+    assert precision.record()["covers"] == ["training"]
 
 
 def test_the_legacy_flag_is_fp16_on_cuda(monkeypatch):
@@ -131,6 +132,7 @@ def test_an_explicit_policy_wins_over_the_legacy_flag_and_governs_inference():
     asked = params(PrecisionPolicy("bf16"), mixed_precision=True)
     assert resolve_precision(asked, "cpu").source == "policy"
     assert inference_precision(asked, "cpu").effective == "bf16"
+    assert resolve_precision(asked, "cpu").covers == ("training", "validation", "inference")
 
 
 def test_support_names_a_reason_for_what_is_missing():

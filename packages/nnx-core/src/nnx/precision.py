@@ -45,6 +45,7 @@ __all__ = [
 TRAINING = "training"
 VALIDATION = "validation"
 INFERENCE = "inference"
+EVERYWHERE = (TRAINING, VALIDATION, INFERENCE)
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # attributes of torch
 _SUPPORTED = "supported"
@@ -72,8 +73,8 @@ class ResolvedPrecision:
     only when ``fallback_reason`` says why. ``source`` is what asked:
     ``"policy"``, ``"mixed_precision"`` (the legacy flag) or ``"default"``.
     ``tf32`` holds torch's TF32 switches at resolution (``None``: not a CUDA
-    device). ``covers`` restricts where the mode applies; ``None`` leaves the
-    source's own scope (see :attr:`applies_to`).
+    device). ``covers`` says where the mode applies, of "training", "validation"
+    and "inference"; ``None`` is everywhere.
     """
 
     requested: str
@@ -107,15 +108,8 @@ class ResolvedPrecision:
 
     @property
     def applies_to(self) -> tuple[str, ...]:
-        """Where the mode applies: "training", "validation", "inference".
-
-        The legacy flag governs training only. ``covers``, when set, is the answer.
-        """
-        if self.covers is not None:
-            return self.covers
-        if self.source == "mixed_precision":
-            return (TRAINING,)
-        return (TRAINING, VALIDATION, INFERENCE)
+        """Where the mode applies: ``covers``, or everywhere."""
+        return EVERYWHERE if self.covers is None else self.covers
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
@@ -205,14 +199,15 @@ def resolve_precision(params: Any, device: Any) -> ResolvedPrecision:
     if params.precision is not None:
         return resolve_policy(params.precision, kind)
     if not params.mixed_precision:
-        return ResolvedPrecision("fp32", "fp32", kind, tf32=_tf32(kind))
+        return _full_precision(kind)
     reason = None
     if kind != "cuda":
         reason = f"mixed_precision=True applies on CUDA only; on {kind} the run is fp32"
     else:
         reason = _obstacle("fp16", kind)
+    effective = "fp32" if reason else "fp16"
     return ResolvedPrecision(
-        "fp16", "fp32" if reason else "fp16", kind, "mixed_precision", reason, _tf32(kind)
+        "fp16", effective, kind, "mixed_precision", reason, _tf32(kind), covers=(TRAINING,)
     )
 
 
@@ -224,7 +219,11 @@ def inference_precision(params: Any, device: Any) -> ResolvedPrecision:
     kind = _device_type(device)
     if params.precision is not None:
         return resolve_policy(params.precision, kind)
-    return ResolvedPrecision("fp32", "fp32", kind, tf32=_tf32(kind))
+    return _full_precision(kind)
+
+
+def _full_precision(kind: str) -> ResolvedPrecision:
+    return ResolvedPrecision("fp32", "fp32", kind, tf32=_tf32(kind), covers=EVERYWHERE)
 
 
 def resolve_policy(policy: PrecisionPolicy, device: Any) -> ResolvedPrecision:
@@ -237,7 +236,9 @@ def resolve_policy(policy: PrecisionPolicy, device: Any) -> ResolvedPrecision:
             f'mode, another device, or PrecisionPolicy("{policy.mode}", fallback="fp32").'
         )
     effective = "fp32" if obstacle else policy.mode
-    return ResolvedPrecision(policy.mode, effective, kind, "policy", obstacle, _tf32(kind))
+    return ResolvedPrecision(
+        policy.mode, effective, kind, "policy", obstacle, _tf32(kind), covers=EVERYWHERE
+    )
 
 
 def _obstacle(mode: str, kind: str) -> str | None:
