@@ -256,3 +256,17 @@ def test_importing_the_callbacks_loads_no_logger():
     code = "import nnx.callbacks, sys; print('wandb' in sys.modules, 'tensorboard' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["False", "False"]
+
+
+def test_wandb_leaves_a_run_open_that_was_active_before(tmp_path, monkeypatch):
+    import wandb
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    mine = wandb.init(project="mine", mode="offline", dir=str(tmp_path))
+    try:
+        callback = WandbCallback(project="nnx-tests", mode="offline")
+        callback.on_epoch_end(full_context(0))
+        callback.on_train_end(full_context(0))
+        assert wandb.run is mine
+    finally:
+        mine.finish()

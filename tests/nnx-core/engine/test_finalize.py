@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -14,6 +15,7 @@ from nnx import (
     Optims,
     PrecisionPolicy,
     Schedulers,
+    default_train_step,
     set_seed,
 )
 from nnx.engine.finalize import finalize_step
@@ -99,3 +101,26 @@ def test_what_it_cannot_honour_is_refused(kit, model_fields, optim_fields, messa
     m = kit.model(**model_fields)
     with pytest.raises(ValueError, match=message):
         m.train(kit.train_params(1, optim=sgd(**optim_fields)), train_step_fn=step)
+
+
+# -- delegating to the default step ----------------------------------------------------------
+
+
+def test_a_context_changed_before_delegating_is_honoured(kit):
+    """A step that tightens the clipping and augments its batch, by hand and by delegation."""
+
+    def delegates(ctx):
+        x, y = ctx.batch
+        changed = dataclasses.replace(ctx, batch=(x * 2, y), grad_clip_norm=0.01)
+        return default_train_step(changed)
+
+    ours, plain = kit.model(dropout=0.0), kit.model(dropout=0.0)
+    ours.train(kit.train_params(1, val_loader=None, optim=sgd()), train_step_fn=delegates)
+    set_seed(7)
+    optimizer = torch.optim.SGD(plain.net.parameters(), lr=0.05, momentum=0.9)
+    for x, y in kit.loader():
+        optimizer.zero_grad()
+        F.cross_entropy(plain.net(x * 2), y).backward()
+        torch.nn.utils.clip_grad_norm_(plain.net.parameters(), 0.01)
+        optimizer.step()
+    assert kit.same(ours.net.state_dict(), plain.net.state_dict())

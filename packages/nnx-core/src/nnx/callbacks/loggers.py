@@ -83,7 +83,8 @@ class WandbCallback(Callback):
 
     ``project`` and ``init_kwargs`` go to ``wandb.init``, with the run's
     configuration as ``config`` unless given; the W&B run ends with the fit.
-    ``wandb_run`` attaches to a run of the caller's, which stays open. Raises
+    ``wandb_run`` attaches to a run of the caller's, which stays open, as does a
+    run that is active when the fit begins. Raises
     ``ImportError`` when wandb is not installed.
     """
 
@@ -102,24 +103,26 @@ class WandbCallback(Callback):
         self.project = project
         self.init_kwargs = init_kwargs
         self._attached = wandb_run
+        self._owned = False
         self._run: Any = None
 
     def on_epoch_end(self, ctx: _CallbackContext) -> None:
         if self._run is None:
-            self._run = self._attached if self._attached is not None else self._start(ctx)
+            self._run = self._attached or self._start(ctx)
         self._run.log({"epoch": ctx.epoch, **epoch_scalars(ctx)}, step=ctx.epoch)
 
     def on_train_end(self, ctx: _CallbackContext) -> None:
         run, self._run = self._run, None
-        if run is not None and self._attached is None:
+        if run is not None and self._owned:
             run.finish()
 
     def _start(self, ctx: _CallbackContext) -> Any:
         import wandb
 
-        return wandb.init(
-            **{"project": self.project, "config": ctx.run.state(), **self.init_kwargs}
-        )
+        active = wandb.run
+        run = wandb.init(**{"project": self.project, "config": ctx.run.state(), **self.init_kwargs})
+        self._owned = run is not active  # wandb hands out a run that is active already
+        return run
 
 
 def _require(package: str, owner: str) -> None:

@@ -75,9 +75,14 @@ class ObjectiveStep:
         ctx = ObjectiveContext(
             self.model, batch, epoch_idx, batch_idx, self.extra_metrics, self.precision
         )
-        with self.precision.autocast():
-            result = self.objective(ctx)
+        try:
+            with self.precision.autocast():
+                result = self.objective(ctx)
+        except BaseException:
+            self.engine.discard()
+            raise
         if not isinstance(result, ObjectiveResult):
+            self.engine.discard()
             raise TypeError(
                 f"an objective must return an ObjectiveResult, not {type(result).__name__}; for "
                 'example ObjectiveResult([LossTerm("loss", losses.sum(), len(losses))])'

@@ -32,7 +32,7 @@ def default_train_step(ctx: TrainStepContext) -> NNEvaluationDataPoint:
     if not model.net.training:
         model.net.train()
     precision = ctx.precision or model.resolved_precision
-    engine = ctx.accumulation_state or _engine(ctx)
+    engine = _engine(ctx)
     done = supervised_step(
         model, engine, ctx.batch, precision=precision, is_last=ctx.is_last_batch,
         epoch_idx=ctx.epoch_idx, batch_idx=ctx.batch_idx,
@@ -46,13 +46,17 @@ def default_train_step(ctx: TrainStepContext) -> NNEvaluationDataPoint:
 
 
 def _engine(ctx: TrainStepContext) -> UpdateEngine:
-    engine = _open.get(ctx.optimizer)
+    """The run's engine, or one of the optimizer's own, set up as the context says.
+
+    A step function may have changed the context before it delegates.
+    """
+    engine = ctx.accumulation_state
+    if engine is None or ctx.optimizer not in engine.optimizers.values():
+        engine = _open.get(ctx.optimizer)
     if engine is None:
-        engine = _open[ctx.optimizer] = UpdateEngine(
-            {"default": ctx.optimizer},
-            accumulate=ctx.accumulate_grad_batches,
-            clip_norms={"default": ctx.grad_clip_norm},
-            scaler=ctx.scaler,
-            check_gradients=False,
-        )
+        engine = UpdateEngine({"default": ctx.optimizer}, check_gradients=False)
+        _open[ctx.optimizer] = engine
+    engine.accumulate = ctx.accumulate_grad_batches
+    engine.clip_norms = dict.fromkeys(engine.optimizers, ctx.grad_clip_norm)
+    engine.scaler = ctx.scaler
     return engine
