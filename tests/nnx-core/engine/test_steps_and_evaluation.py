@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import sys
@@ -108,6 +109,33 @@ def test_the_default_step_works_outside_a_run(kit):
     assert reported == [1]
     for name, value in whole.net.state_dict().items():
         torch.testing.assert_close(window.net.state_dict()[name], value)
+
+
+def test_a_step_may_change_the_knobs_of_the_default_step(kit):
+    """Clipping for the first epoch only, and an optimizer of its own in the last batch."""
+    ours, theirs = kit.model(dropout=0.0), kit.model(dropout=0.0)
+    own = torch.optim.SGD(ours.net.parameters(), lr=0.5)
+
+    def step(ctx):
+        change = {"grad_clip_norm": 0.01} if ctx.epoch_idx == 0 else {}
+        if ctx.epoch_idx == 1 and ctx.is_last_batch:
+            change["optimizer"] = own
+        return default_train_step(dataclasses.replace(ctx, **change))
+
+    ours.train(kit.train_params(n_epochs=2, val_loader=None), train_step_fn=step)
+    set_seed(7)
+    adam = torch.optim.Adam(theirs.net.parameters(), lr=0.01)
+    sgd = torch.optim.SGD(theirs.net.parameters(), lr=0.5)
+    loader = kit.loader()
+    for epoch in range(2):
+        for index, (x, y) in enumerate(loader):
+            optimizer = sgd if (epoch, index) == (1, 5) else adam
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(theirs.net(x), y).backward()
+            if epoch == 0:
+                nn.utils.clip_grad_norm_(theirs.net.parameters(), 0.01)
+            optimizer.step()
+    assert kit.same(ours.net.state_dict(), theirs.net.state_dict())
 
 
 def test_a_step_function_owns_the_mode(kit):

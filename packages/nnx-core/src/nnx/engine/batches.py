@@ -11,10 +11,10 @@ _END = object()
 
 
 def loader_length(loader: Any) -> int | None:
-    """``len(loader)``, or ``None`` where it has none (an iterable dataset)."""
+    """``len(loader)``, or ``None`` where it has none (an iterable dataset, some samplers)."""
     try:
         return len(loader)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
 
 

@@ -46,17 +46,14 @@ def default_train_step(ctx: TrainStepContext) -> NNEvaluationDataPoint:
 
 
 def _engine(ctx: TrainStepContext) -> UpdateEngine:
-    """The run's engine, or one of the optimizer's own, set up as the context says.
-
-    A step function may have changed the context before it delegates.
-    """
+    """The context's own window, or a private one for its optimizer; under its knobs."""
     engine = ctx.accumulation_state
     if engine is None or ctx.optimizer not in engine.optimizers.values():
         engine = _open.get(ctx.optimizer)
     if engine is None:
-        engine = UpdateEngine({"default": ctx.optimizer}, check_gradients=False)
-        _open[ctx.optimizer] = engine
+        engine = _open[ctx.optimizer] = UpdateEngine(
+            {"default": ctx.optimizer}, scaler=ctx.scaler, check_gradients=False
+        )
     engine.accumulate = ctx.accumulate_grad_batches
     engine.clip_norms = dict.fromkeys(engine.optimizers, ctx.grad_clip_norm)
-    engine.scaler = ctx.scaler
     return engine
