@@ -21,6 +21,11 @@ from nnx.records import NNEvaluationDataPoint as Edp
 from nnx.records import NNIterationDataPoint as Idp
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 def context(epoch=0, lr=0.1, *, optimizers=None, retention=None, **fields):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
     idp = Idp(
