@@ -112,6 +112,7 @@ def test_batch_sizes_are_counts_or_none(sizes):
         dataset(batch_sizes=sizes)
 
 
+@pytest.mark.filterwarnings("error")
 def test_zero_proportions_publish_no_loader():
     ds = dataset(seed=1, val_proportion=0.0, test_proportion=0)
     assert ds.val_loader is None
@@ -182,9 +183,10 @@ def test_masked_classes_do_not_count():
 # -- features --------------------------------------------------------------------------
 
 
-def test_integer_features_stay_exact():
+@pytest.mark.parametrize("kind", ["int64", "Int64", "object"])
+def test_integer_features_stay_exact(kind):
     df = frame()
-    df["age"] = 2**53 + np.arange(N)
+    df["age"] = pd.Series(2**53 + np.arange(N)).astype(kind)
     ds = dataset(df, feature_cols=["age"], feature_dtype=torch.int64, seed=1)
     assert sorted(x.item() for part in contents(ds) for x in part[0]) == df["age"].tolist()
 

@@ -107,7 +107,7 @@ class SplitManifest:
             )
         if self.ids == "position" and members and members[0] < 0:  # type: ignore[operator]
             raise SplitError(f"a row position cannot be negative: {members[0]}")
-        put("source", IdentityRef.of(self.source))
+        put("source", _source(self.source))
         try:
             put("parameters", freeze_mapping(self.parameters, "SplitManifest.parameters"))
             if self.seed is not None:
@@ -142,7 +142,7 @@ class SplitManifest:
         another type, an empty training split, and a ``source`` other than the
         recorded one. Excluded samples of a plan by sample ids may be absent.
         """
-        self._check_source(IdentityRef.of(source))
+        self._check_source(_source(source))
         if not self.train:
             raise SplitError("the training split of this plan is empty")
         given = plain_values(ids, "ids", (str, int))
@@ -300,7 +300,7 @@ def plan_split(
         "insufficient": insufficient,
     }  # fmt: skip
     column = _check_arguments(strategy, {**columns, **options})
-    source = IdentityRef.of(source)
+    source = _source(source)
     if ids is None and source.kind == "unknown":
         raise SplitError("a plan without ids holds row positions and needs source=")
     if strategy == "chronological":
@@ -386,6 +386,13 @@ def _shares(proportions: Iterable[float] | None) -> tuple[list[Fraction], dict[s
     shares = [Fraction(repr(value)) for value in values]
     total = sum(shares)
     return [share / total for share in shares], {"proportions": values}
+
+
+def _source(source: Any) -> IdentityRef:
+    try:
+        return IdentityRef.of(source)
+    except (ValueError, TypeError) as error:
+        raise SplitError(str(error)) from None
 
 
 def _seed(seed: Any) -> int:

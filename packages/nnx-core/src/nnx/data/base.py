@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader, Dataset, random_split
+from torch.utils.data import DataLoader, Dataset, Subset, random_split
 
 from nnx.seeding import dataloader_worker_init_fn
 from nnx.utils import validation as check
@@ -84,8 +84,11 @@ def random_parts(
     """
     total = len(dataset)  # type: ignore[arg-type]
     parts = [int(total * share) for share in proportions]
+    lengths = [total - sum(parts), *parts]
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    return list(random_split(dataset, [total - sum(parts), *parts], generator=generator))
+    # random_split warns of empty parts; they are none of its draw.
+    drawn = iter(random_split(dataset, [n for n in lengths if n], generator=generator))
+    return [next(drawn) if n else Subset(dataset, []) for n in lengths]
 
 
 def loader_of(

@@ -27,7 +27,11 @@ def numeric_array(values: Any, where: str, error: type[ValueError]) -> Array:
     if hasattr(dtype, "na_value") and hasattr(values, "to_numpy"):  # a nullable pandas column
         if getattr(dtype, "kind", "O") in "biuf":
             missing = bool(values.isna().any())
-            values = values.to_numpy("float64", na_value=np.nan) if missing else values.to_numpy()
+            values = (
+                values.to_numpy("float64", na_value=np.nan)
+                if missing
+                else values.to_numpy(dtype.numpy_dtype)
+            )
         else:
             values = np.asarray(values, dtype=object)
     if isinstance(values, np.ma.MaskedArray):
@@ -52,7 +56,11 @@ def _from_objects(array: Array, where: str, error: type[ValueError]) -> Array:
     plain = array.copy()
     if plain.size:
         plain[missing(array)] = np.nan
-    return plain.astype(np.float64)
+    try:
+        numbers = np.array(plain.tolist())  # integers stay integers
+        return numbers if numbers.dtype.kind in "biuf" else plain.astype(np.float64)
+    except OverflowError:
+        raise error(f"{where} holds an integer that no number type can hold") from None
 
 
 def column_labels(columns: Iterable[Any], error: type[ValueError]) -> tuple[ColumnLabel, ...]:

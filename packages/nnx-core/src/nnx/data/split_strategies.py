@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nnx.data.split_values import SplitError, Times, as_integers, some
+from nnx.data.split_values import SplitError, Times, as_integers
 
 SPLITS = ("train", "validation", "test")
 Codes = np.ndarray[Any, np.dtype[np.int8]]
@@ -92,7 +92,8 @@ def by_class(
     active = [s for s in range(3) if shares[s]]
     small = [c for c in sorted(range(len(names)), key=names.__getitem__) if sizes[c] < len(active)]
     if small and not small_classes_train:
-        listed = some(f"{names[c]!r} ({sizes[c]})" for c in small).replace("'", "").replace('"', "")
+        listed = ", ".join(f"{names[c]!r} ({sizes[c]})" for c in small[:5])
+        listed += f" and {len(small) - 5} more" if len(small) > 5 else ""
         raise SplitError(
             f"these classes have fewer rows than the {len(active)} active splits: {listed}; "
             f'merge or drop them, or pass insufficient="train" to keep them in training'

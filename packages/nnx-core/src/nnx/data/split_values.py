@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from nnx.utils.validation import is_number
+
 SampleId: TypeAlias = str | int
 
 _NS = {"D": 86_400 * 10**9, "h": 3_600 * 10**9, "m": 60 * 10**9, "s": 10**9}
@@ -108,9 +110,9 @@ def _plain(value: Any, position: int, what: str, kinds: tuple[type, ...]) -> Any
         plain = bool(value)
     elif isinstance(value, str):
         plain = str(value)
-    elif isinstance(value, numbers.Integral):
+    elif is_number(value, numbers.Integral):
         plain = int(value)
-    elif isinstance(value, numbers.Real):
+    elif is_number(value):
         plain = float(value)
     if type(plain) not in kinds or (type(plain) is float and not math.isfinite(plain)):
         names = " or ".join(kind.__name__ for kind in kinds)
@@ -263,11 +265,14 @@ def _read_time(value: Any, what: str) -> tuple[str, int | float]:
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        not isinstance(value, (bool, np.bool_))
-        and isinstance(value, numbers.Real)
-        and math.isfinite(value)
-    )
+    return not isinstance(value, (bool, np.bool_)) and is_number(value) and _is_finite(value)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the floats is compared as it is
+        return True
 
 
 def _plain_number(value: Any) -> int | float:

@@ -97,7 +97,12 @@ def to_numpy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
-    return value if isinstance(value, np.ndarray) or is_series(value) else np.asarray(value)
+    if isinstance(value, np.ndarray) or is_series(value):
+        return value
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise PreprocessingError(f"not a row or table of numbers: {error}") from None
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -15,7 +15,7 @@ import numbers
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from nnx.utils.validation import show
+from nnx.utils.validation import is_number, show
 
 _DEEPEST = 100  # levels of a configuration; safely below Python's own limit
 
@@ -137,9 +137,9 @@ def _freeze(value: Any, where: str, parents: tuple[int, ...]) -> Any:
         return str.__str__(value)
     if _is_numpy_bool(value):
         return bool(value)
-    if isinstance(value, numbers.Integral):
+    if is_number(value, numbers.Integral):
         return int(value)
-    if isinstance(value, numbers.Real):
+    if is_number(value):
         number = float(value)
         if not math.isfinite(number):
             raise ValueError(f"{where} must be finite, not {show(value)}")

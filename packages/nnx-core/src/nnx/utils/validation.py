@@ -128,15 +128,20 @@ def close(word: Any, options: Iterable[str]) -> str:
 def _plain_integer(value: Any) -> int | None:
     if type(value) is int:
         return value
-    if type(value) is bool or not isinstance(value, numbers.Integral):
+    if type(value) is bool or not is_number(value, numbers.Integral):
         return None
     return int(value)
+
+
+def is_number(value: Any, kind: type = numbers.Real) -> bool:
+    """Whether ``value`` is a number of ``kind``. NumPy registers time spans as integers too."""
+    return isinstance(value, kind) and type(value).__name__ != "timedelta64"
 
 
 def _plain_real(value: Any) -> int | float | None:
     kind = type(value)
     if kind is not float and kind is not int:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        if isinstance(value, bool) or not is_number(value):
             return None
         try:
             value = int(value) if isinstance(value, numbers.Integral) else float(value)
