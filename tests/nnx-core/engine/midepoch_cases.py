@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from nnx import (
     Callback,
+    NNEvaluationDataPoint,
     NNTrainerParams,
     NNTrainParams,
     Trainer,
@@ -30,7 +31,7 @@ if "exactness_cases" not in sys.modules:
 
 N_EPOCHS = 3
 KILL_EPOCH = 1
-POINT_EVERY = {1: 4, 2: 2}  # updates, by accumulation: a point lies before the kill
+POINT_EVERY = {1: 5, 2: 2}  # updates, by accumulation: a point lies before the kill
 BATCHES = 9
 
 
@@ -53,6 +54,7 @@ CASES = {
     "list": case(loader="list"),
     "step_fn": case(facade="step_fn", schedule="cosine/update"),
     "trainer": case(facade="trainer"),
+    "trainer_uneven": case(facade="trainer", state="none"),
     "trainer_objective": case(facade="trainer_objective", accumulate=2),
     "workers": case(loader="workers"),
     "unsized": case(loader="unsized"),
@@ -149,7 +151,7 @@ def train(name, *, kill=False, resume=None):
             **common,
         )
         step = (
-            {"trainer_step_fn": exact.trainer_step}
+            {"trainer_step_fn": uneven_step if name == "trainer_uneven" else exact.trainer_step}
             if choices["facade"] == "trainer"
             else {"objective": supervised_objective()}
         )
@@ -172,6 +174,25 @@ def train(name, *, kill=False, resume=None):
         "python": exact.random.random(),
         "numpy": float(exact.np.random.random()),
     }
+
+
+def uneven_step(ctx):
+    """One optimizer steps every batch; the other gathers gradients over three."""
+    ctx.model.net.train()
+    x, y = ctx.batch
+    front, back = ctx.optimizers["front"], ctx.optimizers["back"]
+    for _ in range(2):  # as many forwards as the other trainer step
+        loss = torch.nn.functional.cross_entropy(ctx.model.net(x), y)
+    front.zero_grad()
+    loss.backward()
+    front.step()
+    ctx.report_update("front")
+    if ctx.batch_idx % 3 == 2:
+        back.step()
+        back.zero_grad()
+        ctx.report_update("back")
+    value = float(loss.detach())
+    return NNEvaluationDataPoint(loss=value, error=value)
 
 
 class KillAt(Callback):

@@ -6,6 +6,7 @@ batch's loss for the progress bar.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nnx.engine.contexts import TrainerStepContext, TrainStepContext
@@ -107,7 +108,22 @@ class ObjectiveRunner(_EngineStep):
         return applied.committed
 
 
-class FunctionStep(_EngineStep):
+class _Gradients:
+    """The gradients a step function may be accumulating itself, by parameter name."""
+
+    session: FitSession
+
+    def gradients(self) -> dict[str, Any]:
+        named = self.session.model.net.named_parameters()
+        return {name: p.grad for name, p in named if p.grad is not None}
+
+    def load_gradients(self, saved: Mapping[str, Any]) -> None:
+        for name, parameter in self.session.model.net.named_parameters():
+            grad = saved.get(name)
+            parameter.grad = None if grad is None else grad.to(parameter.device)
+
+
+class FunctionStep(_EngineStep, _Gradients):
     """A ``train_step_fn``, which owns its update.
 
     One that delegates to ``default_train_step`` does so on the run's engine.
@@ -139,8 +155,15 @@ class FunctionStep(_EngineStep):
         self.session.recorder.add_record(record, n_samples=samples(batch))
         return record.loss
 
+    def window_state(self) -> dict[str, Any] | None:
+        return {"engine": self.engine.window_state(), "gradients": self.gradients()}
 
-class TrainerFunctionStep:
+    def resume_epoch(self, window: Any) -> None:
+        self.load_gradients(window["gradients"])
+        super().resume_epoch(window["engine"])
+
+
+class TrainerFunctionStep(_Gradients):
     """A ``trainer_step_fn``, which owns the updates of every named optimizer."""
 
     def __init__(self, session: FitSession) -> None:
@@ -172,10 +195,10 @@ class TrainerFunctionStep:
         return False
 
     def window_state(self) -> dict[str, Any] | None:
-        return None
+        return {"gradients": self.gradients()}
 
     def resume_epoch(self, window: Any) -> None:
-        pass
+        self.load_gradients(window["gradients"])
 
 
 def runner(session: FitSession) -> StepRunner:
