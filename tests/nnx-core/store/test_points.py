@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnx.enums import Checkpoints
+from nnx.params import NNCheckpointTransform
 from nnx.store import NNCheckpoint, NNRun, ResumePointError, read_point
 from nnx.store.cleanup import collect
 from nnx.store.data import as_data, check_data, load_data, save_data
@@ -313,7 +314,8 @@ def test_module_versions_and_ties_of_a_state_dict_survive(tmp_path, parts):
 @pytest.mark.parametrize("format", ["pickle", "safetensors"])
 def test_a_checkpoint_file_of_either_format_comes_back(tmp_path, parts, format):
     path = str(tmp_path / "new" / "file")
-    checkpoint = parts.checkpoint(3)
+    recipe = NNCheckpointTransform(name="acme.lora", version=2, options={"targets": ["a"], "r": 4})
+    checkpoint = parts.checkpoint(3, transforms=(recipe, NNCheckpointTransform(name="acme.b")))
     checkpoint.to_file(path, format=format)
     back = NNCheckpoint.from_file(path)
     assert back.idp == checkpoint.idp
@@ -322,6 +324,7 @@ def test_a_checkpoint_file_of_either_format_comes_back(tmp_path, parts, format):
     assert list(back.net_state) == list(checkpoint.net_state)
     assert all(torch.equal(back.net_state[k], v) for k, v in checkpoint.net_state.items())
     assert os.listdir(tmp_path / "new") == ["file"]
+    assert back.transforms == checkpoint.transforms
     assert back.reconstructible
 
 

@@ -167,9 +167,9 @@ def eligible(paths: RunPaths, *, thorough: bool = True) -> bool:
             return False
         if thorough:
             from nnx.store.checkpoint import NNCheckpoint
-            from nnx.store.history_of import read_history
+            from nnx.store.history_of import check_history
 
-            read_history(paths)
+            check_history(paths)
             located = manifest.locate(PointFiles(paths.checkpoints, _BEST))
             return NNCheckpoint.from_file(located.checkpoint) is not None
     except Exception:  # whatever is wrong with a run, it is no candidate

@@ -40,6 +40,17 @@ def read_history(paths: RunPaths) -> list[NNIterationDataPoint] | None:
     return idps_csv.read(paths.idps_csv, last) if os.path.exists(paths.idps_csv) else None
 
 
+def check_history(paths: RunPaths) -> None:
+    """Raise unless the history can be loaded; of a journal, only the index is read."""
+    if has_journal(paths):
+        from nnx.history.reading import Journal
+
+        if Journal.is_there(paths.history):
+            assert Journal.open(paths.history).chunks is not None
+    else:
+        read_history(paths)
+
+
 def iterate_history(paths: RunPaths) -> Iterator[NNIterationDataPoint]:
     """Every committed record, a chunk or a row at a time."""
     return iterate_committed(paths, committed_epoch(paths))
