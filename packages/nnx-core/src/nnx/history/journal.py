@@ -162,7 +162,7 @@ class JournalWriter:
             "epochs_bytes": now["epochs_bytes"] + len(summary),
         }
         for path in self._unflushed:
-            flushes.add(os.open(path, os.O_RDONLY))
+            flushes.add(os.open(path, os.O_RDWR))
         self._append("index.jsonl", now["index_bytes"], index, flushes)
         self._append("epochs.jsonl", now["epochs_bytes"], summary, flushes)
         flushes.wait()

@@ -59,7 +59,7 @@ class Disk:
         os.replace(source, target)
 
     def link(self, source: StrPath, target: StrPath) -> None:
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, target)
 
     def symlink(self, target: StrPath, path: StrPath) -> None:
         os.symlink(target, path)
@@ -287,6 +287,8 @@ def share_file(source: StrPath, target: StrPath) -> None:
     try:
         disk.link(source, target)
         return
+    except NotImplementedError:
+        pass
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise

@@ -171,11 +171,13 @@ def is_held(path: str | os.PathLike[str]) -> bool:
 
 
 def _forget_in_child() -> None:
+    global _guard
     for lock in _files.values():
         with contextlib.suppress(OSError):
             lock.forget()
     _files.clear()
     _held.clear()
+    _guard = threading.Lock()  # another thread of the parent may have held it
 
 
 if hasattr(os, "register_at_fork"):
