@@ -30,6 +30,7 @@ from nnx import (
     supervised_objective,
 )
 from nnx.compilation.forward import CompiledForward
+from nnx.engine.request import FitRequest
 from nnx.enums import Checkpoints
 from nnx.records import NNEvaluationDataPoint
 from torch import nn
@@ -413,6 +414,17 @@ def test_anything_else_is_refused_before_a_run_is_reserved(tmp_path, make, argum
     with pytest.raises(ValueError, match=message):
         make().train(train_params(), compile=EAGER, **arguments)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("net", [Nets.GRAPH_CONV, Nets.GRAPH_SAGE, Nets.GRAPH_ATT])
+def test_graph_nets_are_refused(net):
+    from nnx.engine.compiled import check_compile
+
+    m = model()
+    object.__setattr__(m.params, "net", net)
+    request = FitRequest(model=m, params=train_params(), compile=EAGER)
+    with pytest.raises(ValueError, match=f"graph nets \\({net}\\) are not covered"):
+        check_compile(request, (), m.resolved_precision)
 
 
 def test_the_request_must_be_a_spec(tmp_path):

@@ -77,3 +77,14 @@ def test_an_objective_declares_its_policy():
         Objective()(None)
     assert Objective().after_update(()) is None
     assert Objective().check_run(nn.Linear(1, 1), optimizers={}, callbacks=()) is None
+
+
+def test_the_supervised_objective_is_built_by_name():
+    from nnx.objectives import SupervisedObjective, build_objective
+
+    objective = build_objective("supervised", config={"nonfinite": "skip"})
+    assert isinstance(objective, SupervisedObjective)
+    assert objective.nonfinite == "skip"
+    assert build_objective("supervised").nonfinite == "fail"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'alpha'"):
+        build_objective("supervised", config={"alpha": 1})

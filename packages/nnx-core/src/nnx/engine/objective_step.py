@@ -77,7 +77,7 @@ class ObjectiveStep:
         )
         try:
             with self.precision.autocast():
-                result = self.objective(ctx)
+                result: object = self.objective(ctx)
         except BaseException:
             self.engine.discard()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nnx.objectives.supervised import SupervisedObjective, supervised_objective
 from nnx.plugins.manager import registry
 from nnx.utils.jsonlike import freeze_mapping
 
@@ -27,3 +28,8 @@ def build_objective(
             f"objective, a callable of one ObjectiveContext, not {type(objective).__name__}"
         )
     return objective
+
+
+def supervised(config: Mapping[str, Any]) -> SupervisedObjective:
+    """The factory of ``"supervised"``; ``config`` may hold ``nonfinite``."""
+    return supervised_objective(**config)

@@ -17,3 +17,8 @@ def nnx_metrics() -> Mapping[tuple[str, int], str]:
         ("mse", 1): "nnx.monitors.builtin:MSE",
         ("nll", 1): "nnx.monitors.builtin:NLL",
     }
+
+
+@hookimpl
+def nnx_objectives() -> Mapping[tuple[str, int], str]:
+    return {("supervised", 1): "nnx.objectives.registered:supervised"}
