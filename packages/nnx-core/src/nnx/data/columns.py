@@ -23,7 +23,7 @@ def is_series(source: Any) -> bool:
 
 def numeric_array(values: Any, where: str, error: type[ValueError]) -> Array:
     """``values`` as booleans, integers or floats, missing ones as NaN; else ``error``."""
-    dtype = getattr(values, "dtype", None)
+    dtype: Any = getattr(values, "dtype", None)
     if hasattr(dtype, "na_value") and hasattr(values, "to_numpy"):  # a nullable pandas column
         if getattr(dtype, "kind", "O") in "biuf":
             missing = bool(values.isna().any())
