@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import os
 import pkgutil
 import subprocess
 import sys
@@ -86,7 +87,8 @@ def test_the_command_trains_a_table_and_predicts(tmp_path: Path) -> None:
 
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "nnx", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        env = {**os.environ, "COLUMNS": "140"}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -358,8 +358,8 @@ def test_a_failure_after_the_last_commit_shows_in_the_attempt_only():
     assert state["compile"]["effective"] == "compiled"
 
 
-def test_every_fit_gets_the_recompile_limit_afresh(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_every_fit_gets_the_recompile_limit_afresh():
     spec = CompileSpec(backend="eager", dynamic=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
