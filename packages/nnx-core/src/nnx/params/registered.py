@@ -149,7 +149,14 @@ class MetricSpec(_Registered):
         """The registered ``MetricDefinition``; an unknown id or version raises."""
         from nnx.plugins import manager
 
-        return manager.registry("metric").resolve(self.id, self.version)
+        metrics = manager.registry("metric")
+        found = metrics.resolve(self.id, self.version)
+        if not all(hasattr(found, name) for name in ("input", "mode", "factory", "check_config")):
+            raise TypeError(
+                f"the metric {self.versioned_id} of {metrics.owner(self.id, self.version)} must be "
+                f"an nnx.monitors.MetricDefinition, not {type(found).__name__}"
+            )
+        return found
 
     @property
     def input(self) -> str:
