@@ -327,3 +327,9 @@ def test_steps_of_the_callers_own_may_report_a_metric_the_model_could_not_feed()
     assert selections(run)[-1].value == 0.5
     with pytest.raises(ValueError, match="reads continuous, which categorical outputs do not have"):
         built().train(params(metrics=[MetricSpec("mae")], n_epochs=1), train_step_fn=step)
+
+
+def test_an_empty_validation_loader_is_refused_before_a_run_exists(tmp_path):
+    with pytest.raises(ValueError, match="val_loader is empty: it has no batch to evaluate"):
+        built().train(params(val_loader=[]))
+    assert not (tmp_path / "runs").exists()

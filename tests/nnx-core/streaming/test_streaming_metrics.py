@@ -174,6 +174,7 @@ def test_an_empty_or_fully_masked_stream_is_unavailable():
     assert not stream.finalize().available
     assert stream.update_logits(torch.full((3,), -100), logits(3, 4)) == 0
     assert stream.finalize() == empty
+    assert StreamingMetrics((MetricSpec("f1"),), "categorical").update([], labels=[]) == 0
     full = StreamingMetrics(CATEGORICAL, "categorical", ignore_index=-100)
     full.update_logits(torch.tensor([0, 1]), logits(2, 4))
     assert full.finalize().available == ("accuracy", "f1", "nll", "brier")

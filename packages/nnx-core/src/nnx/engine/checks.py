@@ -35,6 +35,10 @@ def check_arguments(request: FitRequest) -> None:
         )
     if loader_length(params.train_loader) == 0:
         raise ValueError("params.train_loader is empty: it has no batch to train on")
+    if params.val_loader is not None and loader_length(params.val_loader) == 0:
+        raise ValueError(
+            "params.val_loader is empty: it has no batch to evaluate; pass None to train without"
+        )
     check_update_owner(
         objective=request.objective, step_fn=request.step_fn, step_name=request.step_name
     )

@@ -31,6 +31,8 @@ class GivenViews:
         actual = torch.as_tensor(target)
         table = given["probabilities"]
         categorical = semantics.kind == "categorical"
+        if categorical and actual.ndim == 1 and not actual.numel():
+            actual = actual.long()  # an empty list has no dtype of its own
         soft = categorical and actual.is_floating_point()
         if soft and (table is None or actual.shape != np.shape(table) or actual.ndim != 2):
             raise ValueError(
