@@ -140,6 +140,16 @@ def test_compare_shows_the_differing_configuration_and_provenance(nnx):
     assert "not recorded for both" in nnx("compare", left.id, plain.id).stdout
 
 
+def test_show_says_of_an_attempt_that_never_ended_that_its_process_did(nnx):
+    run = write("killed", provenance=ExperimentManifest(config={"lr": 1}))
+    assert "completed" in nnx("show", run.id).stdout
+    path = Path(f"runs/{run.id}/attempt.json")
+    path.write_text(path.read_text().replace("completed", "running"))
+    assert "running when its process ended" in nnx("show", run.id).stdout
+    with lease(RunPaths.of(run.id)):
+        assert "process ended" not in nnx("show", run.id).stdout
+
+
 def test_best_prints_the_id_or_exits_with_one(nnx):
     empty = nnx("best")
     assert (empty.returncode, empty.stdout) == (

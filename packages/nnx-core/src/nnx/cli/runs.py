@@ -70,6 +70,7 @@ def show(run: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:
     from nnx.store.display import summary
     from nnx.store.paths import RunPaths, resolve_run_id
     from nnx.store.points import read_manifest, written_tags
+    from nnx.utils.locks import is_held
 
     id = resolve_run_id(run, root)
     found = NNRun.load(id, root)
@@ -92,6 +93,8 @@ def show(run: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:
     if found.provenance is not None:
         attempt = found.provenance.attempt
         status = "" if attempt is None else f", attempt {attempt.attempt_id} {attempt.status}"
+        if attempt is not None and attempt.status == "running" and not is_held(paths.lease):
+            status += " when its process ended"
         print(f"provenance {found.provenance.fingerprint[:16]}{status}")
 
 
