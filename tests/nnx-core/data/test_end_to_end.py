@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +12,7 @@ from nnx import (
     Activations,
     Losses,
     Nets,
+    NNDatasetBase,
     NNModel,
     NNModelParams,
     NNParams,
@@ -20,7 +23,7 @@ from nnx import (
 from nnx.data_splits import SplitManifest, plan_split
 from nnx.preprocessing import Standardizer
 from nnx.provenance import ExperimentManifest, hash_file
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +149,29 @@ def test_training_and_inference_never_read_tensors_row_by_row(monkeypatch):
     trained.evaluate(dataset.test_loader)
     assert len(trained.predict(dataset.test_loader).classes) == 9
     assert len(list(trained.iter_predict(dataset.test_loader))) == 3
+
+
+@dataclasses.dataclass
+class Circles(NNDatasetBase):
+    """A dataset of one's own: it fills what the base declares."""
+
+    n: int = 24
+
+    def __post_init__(self):
+        X = torch.randn(self.n, 2, generator=torch.Generator().manual_seed(0))
+        data = TensorDataset(X, (X.norm(dim=1) > 1).long())
+        self.name, self.input_dim, self.output_dim = "circles", 2, 2
+        self.train_loader = DataLoader(data, batch_size=8, shuffle=True)
+        self.val_loader = self.test_loader = None
+
+
+def test_a_dataset_of_ones_own():
+    dataset = Circles(n=16)
+    assert dataset.state() == {"name": "circles", "input_dim": 2, "output_dim": 2}
+    params = NNTrainParams(
+        n_epochs=1, train_loader=dataset.train_loader, val_loader=dataset.val_loader, seed=1
+    )
+    assert len(model().train(params).idps) == 2
 
 
 def test_a_plan_splits_any_dataset_by_subset():

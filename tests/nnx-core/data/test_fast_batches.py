@@ -179,6 +179,19 @@ def test_batches_order_and_random_states_are_those_of_the_plain_loader(make):
     assert is_fast(make())
 
 
+@pytest.mark.filterwarnings("ignore:'pin_memory'")
+def test_pinning_is_left_to_the_loader():
+    def make():
+        return DataLoader(
+            TensorDataset(torch.arange(9.0)), batch_size=4, shuffle=True, pin_memory=True
+        )
+
+    for (batch, state, _), (batch2, state2, _) in zip(run(make, iter), run(make, fast_batches)):
+        assert_same(batch2, batch)
+        assert torch.equal(state, state2)
+    assert is_fast(make())
+
+
 def test_a_batch_may_be_changed_in_place_without_touching_the_data():
     data = torch.arange(12.0).reshape(6, 2)
     held = data.clone()
