@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nnx.store.predictions import load_predictions
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import accuracy_score, mean_squared_error
@@ -85,6 +86,13 @@ def test_a_classifier_is_trained_tested_and_used(here: Path, nnx: Nnx) -> None:
     assert shown["run"] == run
     assert float(shown["accuracy"]) > 0.9
 
+    kept = {p.split: p for p in load_predictions(run, str(here / "runs"))}
+    assert sorted(kept) == ["test", "validation"]
+    hits = [a == b for a, b in zip(kept["test"].targets, kept["test"].predicted)]
+    assert float(shown["accuracy"]) == pytest.approx(np.mean(hits), abs=5e-5)
+    table = [row["diagnosis"] for row in records(here / "cancer.csv")]
+    assert [table[int(i)] for i in kept["test"].sample_ids] == list(kept["test"].targets)
+
     predicted = nnx("predict", run[:6], "cancer.csv")
     assert predicted.returncode == 0, predicted.stderr
     rows = list(csv.DictReader(io.StringIO(predicted.stdout)))
@@ -130,6 +138,11 @@ def test_a_number_is_predicted_in_the_units_of_the_table(here: Path, nnx: Nnx) -
     )
     assert trained.returncode == 0, trained.stderr
     assert "root mean squared error" in trained.stdout
+    kept = {p.split: p for p in load_predictions(only_run(here), str(here / "runs"))}["test"]
+    table = [float(row["progression"]) for row in records(here / "diabetes.csv")]
+    np.testing.assert_allclose(
+        [table[int(i)] for i in kept.sample_ids], np.array(kept.targets, float), rtol=1e-5
+    )
     rows = list(csv.DictReader(io.StringIO(nnx("predict", only_run(here), "diabetes.csv").stdout)))
     found = [float(row["predicted progression"]) for row in rows]
     data = load_diabetes(scaled=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -26,6 +27,7 @@ from nnx.params import NNModelParams, NNOptimParams, NNParams, NNTrainParams, Ru
 from nnx.seeding import set_seed
 from nnx.store.checkpoint import NNCheckpoint
 from nnx.store.paths import RunPaths
+from nnx.store.predictions import save_predictions
 from nnx.utils.files import atomic_write
 from nnx.utils.identity import hash_file
 from nnx.utils.validation import close
@@ -164,6 +166,7 @@ class Job:
             callbacks.append(EarlyStopping(patience=self.source.patience))
             salt = salt or f"patience={self.source.patience}"
         run = model.train(params, callbacks=callbacks, salt=salt)
+        self._keep_predictions(run.id, {"validation": validation, "test": test})
         self._report(run, test)
         return str(run.id)
 
@@ -174,6 +177,25 @@ class Job:
             "format": FORMAT, "source": source, "content": self.digest,
             "preparation": self.preparation.state(),
         }  # fmt: skip
+
+    def _keep_predictions(self, run_id: str, loaders: Mapping[str, Any]) -> None:
+        """Store what the best checkpoint predicts of the held-out rows with the run."""
+        model = load_model(run_id, "best")
+        target = self.preparation.target
+        for split, loader in loaders.items():
+            if loader is None:
+                continue
+            truth = torch.cat([batch[1] for batch in loader]).cpu().numpy()
+            logits = model.predict(loader).logits
+            if target.labels is None:
+                targets, predicted = target.restore(truth[:, 0]), target.restore(logits[:, 0])
+            else:
+                names = np.array(target.labels, dtype=object)
+                targets, predicted = names[truth], names[logits.argmax(axis=1)]
+            save_predictions(
+                run_id, split, targets=targets, predicted=predicted,
+                sample_ids=getattr(self.split, split),
+            )  # fmt: skip
 
     def _report(self, run: Any, test: Any) -> None:
         folder = RunPaths.of(run.id).dir

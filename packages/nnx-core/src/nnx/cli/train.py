@@ -64,7 +64,7 @@ def train(
 
     Columns that hold mostly numbers are standardized, the others become one
     input per category; what is fitted is fitted on the training rows alone
-    and stored with the run.
+    and stored with the run, as are the predictions of the held-out rows.
     """
     use_runs(runs)
     use_quiet(quiet)
