@@ -19,7 +19,7 @@ from nnx import (
     TaskSpec,
     TaskValidationError,
 )
-from nnx.prediction.inference import evaluate, predict, predict_proba
+from nnx.prediction.inference import EvaluationTotals, evaluate, predict, predict_proba
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
@@ -458,3 +458,41 @@ def test_batches_scored_in_different_ways_are_refused(make_model):
     X, y, _ = data(4)
     with pytest.raises(ValueError, match="mixes batches scored by classes with batches"):
         evaluate(model, [(X, y), (X, torch.full((4, 3), 1 / 3))])
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "task", "masked"),
+    [
+        (nn.CrossEntropyLoss(), None, -100),
+        (nn.CrossEntropyLoss(), TaskSpec.categorical(3, ignore_index=-100), -100),
+        (nn.BCEWithLogitsLoss(), None, None),
+        (nn.BCEWithLogitsLoss(), TaskSpec.multilabel(3), NAN),
+        (nn.MSELoss(), TaskSpec.regression(3), NAN),
+    ],
+)
+def test_totals_of_several_processes_add_up_to_the_whole(make_model, loss_fn, task, masked):
+    model = make_model(loss_fn, task, nn.Linear(4, 3))
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(40, 4, generator=generator)
+    if isinstance(loss_fn, nn.CrossEntropyLoss):
+        target = torch.randint(0, 3, (40,), generator=generator)
+    else:
+        target = (torch.randn(40, 3, generator=generator) > 0).float()
+    if masked is not None:
+        target[torch.rand(target.shape, generator=generator) < 0.3] = masked
+    shards = []
+    for part in (slice(0, 10), slice(10, 33), slice(33, 40), slice(40, 40)):
+        totals = EvaluationTotals(model, keep_arrays=True)
+        with torch.no_grad():
+            if len(X[part]):
+                totals.add(model.net(X[part]), target[part])
+        shards.append(totals)
+    merged = shards[0].emptied()
+    for shard in reversed(shards):
+        merged.add_parts(shard.parts())
+    extra = {"n": lambda truth, guess: truth.size}
+    mine, whole = merged.record(extra), evaluate(model, [(X, target)], extra)
+    assert (mine.count, mine.extra, mine.kind) == (whole.count, whole.extra, whole.kind)
+    for field in ("loss", "error", "accuracy", "f1", "recall", "precision"):
+        assert getattr(mine, field) == pytest.approx(getattr(whole, field), rel=1e-6), field
+    assert mine.metrics == pytest.approx(whole.metrics)

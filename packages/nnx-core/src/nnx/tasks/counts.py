@@ -206,6 +206,25 @@ class IndicatorCounts:
         true_positive, predicted, actual = self._labels.cpu().numpy()
         return Scores(rows_right / rows, *averaged(true_positive, predicted, actual, average))
 
+    def merge(self, other: IndicatorCounts) -> None:
+        """Add another's counts in place; ``other`` is not kept."""
+        if other._labels is None or other._totals is None:
+            return
+        if self._labels is None or self._totals is None:
+            self._labels, self._totals = other._labels.clone(), other._totals.clone()
+        else:
+            self._labels += other._labels.to(self._labels.device)
+            self._totals += other._totals.to(self._totals.device)
+
+    def state(self) -> dict[str, Any]:
+        """Tensors to continue from."""
+        pairs = (("labels", self._labels), ("totals", self._totals))
+        return {name: None if t is None else t.cpu().clone() for name, t in pairs}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._labels = None if state["labels"] is None else state["labels"].clone()
+        self._totals = None if state["totals"] is None else state["totals"].clone()
+
 
 def indicator_counts(
     predicted: torch.Tensor, actual: torch.Tensor, valid: torch.Tensor | None
@@ -250,6 +269,19 @@ class ErrorSums:
             return 0.0, 0.0, 0
         squared, absolute, elements = self._sums.tolist()
         return squared, absolute, int(elements)
+
+    def merge(self, other: ErrorSums) -> None:
+        """Add another's sums in place; ``other`` is not kept."""
+        if other._sums is not None:
+            theirs = other._sums.clone()
+            self._sums = theirs if self._sums is None else self._sums + theirs.to(self._sums.device)
+
+    def state(self) -> dict[str, Any]:
+        """Tensors to continue from."""
+        return {"sums": None if self._sums is None else self._sums.cpu().clone()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._sums = None if state["sums"] is None else state["sums"].clone()
 
 
 def error_sums(
