@@ -270,12 +270,6 @@ class ErrorSums:
         squared, absolute, elements = self._sums.tolist()
         return squared, absolute, int(elements)
 
-    def merge(self, other: ErrorSums) -> None:
-        """Add another's sums in place; ``other`` is not kept."""
-        if other._sums is not None:
-            theirs = other._sums.clone()
-            self._sums = theirs if self._sums is None else self._sums + theirs.to(self._sums.device)
-
     def state(self) -> dict[str, Any]:
         """Tensors to continue from."""
         return {"sums": None if self._sums is None else self._sums.cpu().clone()}
