@@ -48,6 +48,21 @@ def test_state_omits_what_is_not_set_and_always_names_the_six_scores():
     ]  # fmt: skip
 
 
+def test_numbers_of_numpy_and_torch_become_plain_floats_in_the_state():
+    torch = pytest.importorskip("torch")
+    edp = NNEvaluationDataPoint(
+        loss=torch.tensor(0.5), error=np.float32(0.1), f1=np.float64(0.25), accuracy=1,
+        extra={"a": np.float32(2)}, metrics={"m": torch.tensor(3.0)},
+    )  # fmt: skip
+    state = edp.state()
+    assert state["extra"] == {"a": 2.0}
+    assert state["metrics"] == {"m": 3.0}
+    values = [state[k] for k in ("loss", "error", "f1", "accuracy")]
+    assert values == [0.5, float(np.float32(0.1)), 0.25, 1.0]
+    assert {type(v) for v in (*values, state["extra"]["a"], state["metrics"]["m"])} == {float}
+    assert type(idp(lr=np.float64(0.1)).state()["lr"]) is float
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40),

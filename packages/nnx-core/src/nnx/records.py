@@ -41,17 +41,20 @@ class NNEvaluationDataPoint:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def state(self) -> dict[str, Any]:
-        """The six scores always; everything else only when set."""
+        """The six scores always; everything else only when set.
+
+        Numbers of NumPy and torch are given as plain floats.
+        """
         state: dict[str, Any] = {
-            "f1": self.f1,
-            "recall": self.recall,
-            "accuracy": self.accuracy,
-            "precision": self.precision,
-            "loss": self.loss,
-            "error": self.error,
+            "f1": _plain(self.f1),
+            "recall": _plain(self.recall),
+            "accuracy": _plain(self.accuracy),
+            "precision": _plain(self.precision),
+            "loss": _plain(self.loss),
+            "error": _plain(self.error),
         }
         if self.extra:
-            state["extra"] = dict(self.extra)
+            state["extra"] = {name: _plain(value) for name, value in self.extra.items()}
         if self.kind is not None:
             state["kind"] = self.kind
         if self.count is not None:
@@ -59,7 +62,7 @@ class NNEvaluationDataPoint:
         if self.status is not None:
             state["status"] = self.status
         if self.metrics:
-            state["metrics"] = dict(self.metrics)
+            state["metrics"] = {name: _plain(value) for name, value in self.metrics.items()}
         return state
 
     @staticmethod
@@ -156,7 +159,7 @@ class NNIterationDataPoint:
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {
-            "lr": self.lr,
+            "lr": _plain(self.lr),
             "iter_idx": self.iter_idx,
             "epoch_idx": self.epoch_idx,
             "batch_idx": self.batch_idx,
@@ -248,6 +251,10 @@ class ResumeStatus:
             source_generation=state.get("source_generation"),
             source_checkpoint_id=state.get("source_checkpoint_id"),
         )
+
+
+def _plain(value: Any) -> Any:
+    return value if type(value) is float or value is None else float(value)
 
 
 def _selection(state: Mapping[str, Any] | None) -> MonitorRecord | None:
