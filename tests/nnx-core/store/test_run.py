@@ -195,13 +195,15 @@ def test_a_text_view_and_a_notebook_view_escape_what_users_wrote(parts, monkeypa
     assert "idps" not in repr(run)
 
 
-def test_the_notebook_view_prefers_an_installed_renderer(parts, monkeypatch):
+def test_the_notebook_view_adds_the_chart_of_an_installed_renderer(parts, monkeypatch):
     from nnx.plugins import Registry, manager
 
     registry = Registry("renderer")
     monkeypatch.setattr(manager, "registry", lambda kind: registry)
     registry.register("run.html", 1, lambda run: f"<b>{run.id}</b>", owner="test")
-    assert parts.run()._repr_html_() == f"<b>{parts.run().id}</b>"
+    html = parts.run()._repr_html_()
+    assert html.startswith("<table>")  # the configuration stays in view
+    assert html.endswith(f"</table><b>{parts.run().id}</b>")
 
 
 def test_listing_and_showing_load_no_torch(train, root):

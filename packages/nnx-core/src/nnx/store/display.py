@@ -44,19 +44,23 @@ def as_text(run: NNRun) -> str:
 
 
 def as_html(run: NNRun) -> str:
-    """The chart of an installed renderer, or a plain table."""
-    renderers = manager.registry("renderer")
-    if (RENDERER, 1) in renderers:
-        try:
-            return str(renderers.resolve(RENDERER)(run))
-        except ImportError:
-            pass  # the renderer's own optional library is not there
+    """A table, and the chart of an installed renderer below it."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{escape(str(key))}</th>"
         f"<td>{escape(f'{value:.6g}' if isinstance(value, float) else str(value))}</td></tr>"
         for key, value in flatten_dict(summary(run)).items()
     )
-    return f"<table><caption>Run {escape(run.id)}</caption>{rows}</table>"
+    return f"<table><caption>Run {escape(run.id)}</caption>{rows}</table>{_chart(run)}"
+
+
+def _chart(run: NNRun) -> str:
+    renderers = manager.registry("renderer")
+    if (RENDERER, 1) not in renderers:
+        return ""
+    try:
+        return str(renderers.resolve(RENDERER)(run))
+    except ImportError:  # the renderer's own optional library is not there
+        return ""
 
 
 def _shown(state: Mapping[str, Any]) -> dict[str, Any]:
