@@ -23,6 +23,7 @@ CLAIMS: dict[str, tuple[str, Callable[[Numbers], bool]]] = {
         r"(\d+) of 60 epochs; BEST is epoch (\d+), balanced accuracy ([\d.]+)",
         lambda n: n[0] == n[1] + 5 < 60 and n[2] > 0.5,
     ),
+    "ddp": (r"2 processes: the largest difference is ([\d.e+-]+)", lambda n: n[0] < 1e-5),
     "finetuning": (
         r"(\d+) tensors frozen and unchanged, (\d+) trained\naccuracy on the new task: ([\d.]+)",
         lambda n: n[:2] == [4, 2] and n[2] > 0.75,
