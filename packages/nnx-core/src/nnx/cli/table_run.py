@@ -193,7 +193,7 @@ class Job:
                 names = np.array(target.labels, dtype=object)
                 targets, predicted = names[truth], names[logits.argmax(axis=1)]
             save_predictions(
-                run_id, split, targets=targets, predicted=predicted,
+                run_id, split, targets=list(targets), predicted=list(predicted),
                 sample_ids=getattr(self.split, split),
             )  # fmt: skip
 
