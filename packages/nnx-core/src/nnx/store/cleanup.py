@@ -17,7 +17,7 @@ from nnx.store.history_of import has_journal
 from nnx.store.paths import BEST_POINTER, MARKER, STEP, PointFiles, RunPaths, runs_root
 from nnx.store.points import step_is_newer, written_tags
 from nnx.utils import files as fs
-from nnx.utils.locks import locked
+from nnx.utils.locks import is_held, locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +33,48 @@ def collect(root: str | None = None, *, dry_run: bool = False) -> list[Leftover]
     """Remove every leftover under a runs folder; what was (or would be) removed.
 
     A run that is being trained is passed over. Committed epochs are never
-    touched: a point whose writer died between two renames is completed.
+    touched: a point whose writer died between two renames is completed. A dry
+    run writes nothing, not even a lock file.
     """
     folder = runs_root(root)
     if not os.path.isdir(folder):
         return []
-    done = []
-    # Under these locks nobody else is moving the pointer or removing a run.
-    with (
-        locked(os.path.join(folder, ".admission.lock")),
-        locked(os.path.join(folder, ".best.lock")),
-    ):
-        for leftover in _root_leftovers(folder):
-            done.append(leftover)
-            if not dry_run:
-                leftover.clean()
+    done = list(_root_leftovers(folder))
+    if done and not dry_run:
+        # Under these locks nobody else is moving the pointer or removing a run.
+        with (
+            locked(os.path.join(folder, ".admission.lock")),
+            locked(os.path.join(folder, ".best.lock")),
+        ):
+            done = _cleaned(_root_leftovers(folder))
     for name in election.run_names(folder):
-        paths = RunPaths(folder, name)
-        try:
-            with lease.lease(paths):
-                for leftover in _run_leftovers(paths):
-                    done.append(leftover)
-                    if not dry_run:
-                        leftover.clean()
-        except RunBusyError:
-            continue
+        done += _collect_run(RunPaths(folder, name), dry_run)
     pointer = os.path.join(folder, BEST_POINTER)
     if os.path.lexists(pointer) and election.best_run_id(folder) is None:
         done.append(Leftover(pointer, "points to no run", lambda: None))
         if not dry_run:
             election.repair(folder)
+    return done
+
+
+def _collect_run(paths: RunPaths, dry_run: bool) -> list[Leftover]:
+    if is_held(paths.lease):
+        return []
+    found = list(_run_leftovers(paths))
+    if dry_run or not found:
+        return found
+    try:
+        with lease.lease(paths):
+            return _cleaned(_run_leftovers(paths))
+    except RunBusyError:
+        return []
+
+
+def _cleaned(leftovers: Iterator[Leftover]) -> list[Leftover]:
+    done = []
+    for leftover in leftovers:
+        leftover.clean()
+        done.append(leftover)
     return done
 
 
@@ -84,8 +96,14 @@ def _run_leftovers(paths: RunPaths) -> Iterator[Leftover]:
         if _is_reservation(paths):
             yield Leftover(paths.dir, "a reservation without a run", _remover(paths.dir))
         return
-    for folder in (paths.dir, paths.checkpoints, paths.history):
-        yield from _temporaries(folder)
+    for folder in (paths.dir, paths.history):
+        for path in _temporaries(folder):
+            yield Leftover(path, "a file that was never finished", _remover(path))
+    for path in _temporaries(paths.checkpoints):
+        # A checkpoint may be saved without the run's lease, under its tag's lock.
+        tag = os.path.basename(path)[1:].split(".pt")[0]
+        clean = _locked_remover(PointFiles(paths.checkpoints, tag), path, orphan=False)
+        yield Leftover(path, "a file that was never finished", clean)
     yield from _point_leftovers(paths)
     yield from _history_leftovers(paths)
 
@@ -98,13 +116,11 @@ def _is_reservation(paths: RunPaths) -> bool:
     return MARKER in names or all(n == ".run.lock" or fs.is_temporary_name(n) for n in names)
 
 
-def _temporaries(folder: str) -> Iterator[Leftover]:
+def _temporaries(folder: str) -> list[str]:
     if os.path.islink(folder) or not os.path.isdir(folder):
-        return
-    for name in sorted(os.listdir(folder)):
-        if fs.is_temporary_name(name):
-            path = os.path.join(folder, name)
-            yield Leftover(path, "a file that was never finished", _remover(path))
+        return []
+    names = sorted(name for name in os.listdir(folder) if fs.is_temporary_name(name))
+    return [os.path.join(folder, name) for name in names]
 
 
 def _point_leftovers(paths: RunPaths) -> Iterator[Leftover]:
@@ -119,7 +135,8 @@ def _point_leftovers(paths: RunPaths) -> Iterator[Leftover]:
     for tag in sorted(sidecars | set(written_tags(paths))):
         files = PointFiles(paths.checkpoints, tag)
         for path in _orphans(files):
-            yield Leftover(path, "training state of no checkpoint", _remover(path))
+            clean = _locked_remover(files, path, orphan=True)
+            yield Leftover(path, "training state of no checkpoint", clean)
     with contextlib.suppress(ResumePointError):
         step = PointFiles(paths.checkpoints, STEP)
         if os.path.exists(step.checkpoint) and not step_is_newer(paths):
@@ -179,6 +196,17 @@ def _under_lock(files: PointFiles, act: Callable[[PointFiles], object]) -> Calla
         with locked(files.lock, timeout=120):
             act(files)
             drop_old_sidecars(files)
+
+    return clean
+
+
+def _locked_remover(files: PointFiles, path: str, *, orphan: bool) -> Callable[[], None]:
+    """Remove a file of a tag under its lock, if an ``orphan`` still is one then."""
+
+    def clean() -> None:
+        with locked(files.lock, timeout=120):
+            if not orphan or path in _orphans(files):
+                fs.remove_quietly(path)
 
     return clean
 
