@@ -243,7 +243,9 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy, strict, over all distributions as one tree."""
     python = workspace(session)
-    session.run(python, "-m", "mypy", "-p", "nnx", env=merged(session, python), external=True)
+    env = merged(session, python)
+    session.run(python, "-m", "mypy", "-p", "nnx", env=env, external=True)
+    session.run(python, "-m", "mypy", "tests/workspace/typed_use.py", env=env, external=True)
 
 
 @nox.session
