@@ -8,12 +8,4 @@ from __future__ import annotations
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "journal": ["JOURNAL_FORMAT", "HistoryJournal"],
-        "lineage": ["export_history_csv", "iter_history"],
-        "migration": ["migrate_history"],
-        "reading": ["HistoryCorruptionError"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

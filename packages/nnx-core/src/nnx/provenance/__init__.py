@@ -8,13 +8,4 @@ from __future__ import annotations
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "attempts": ["Attempt"],
-        "comparing": ["FieldComparison", "ProvenanceComparison", "compare"],
-        "manifest": ["FORMAT", "ExperimentManifest", "canonical_bytes"],
-        "records": ["ProvenanceRecord", "load_provenance"],
-        "identity": ["IdentityRef", "hash_bytes", "hash_file"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,13 +7,4 @@ from __future__ import annotations
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "checkpoint": ["NNCheckpoint", "NNCheckpointTransform"],
-        "errors": ["ResumePointError", "RunBusyError"],
-        "points": ["ResumePoint", "read_point"],
-        "run": ["NNRun"],
-        "writer": ["RunWriter"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

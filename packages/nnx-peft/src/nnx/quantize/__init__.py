@@ -4,10 +4,4 @@ from __future__ import annotations
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "ptq": ["quantize_int8"],
-        "qat": ["QATLifecycleCallback", "qat_train_step_factory"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

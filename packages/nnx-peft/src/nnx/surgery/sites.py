@@ -57,8 +57,9 @@ def feed_forward_owner(model: nn.Module, site: Site) -> FeedFwdNN | None:
     """The built-in feed-forward net whose ``layers`` hold the site, if one does."""
     owner_path, _, name = site.path.removesuffix(f".{site.name}").rpartition(".")
     owner = model.get_submodule(owner_path)
-    plain = isinstance(owner, FeedFwdNN) and type(owner).forward is FeedFwdNN.forward
-    return owner if plain and name == "layers" and owner.layers is site.parent else None
+    if not isinstance(owner, FeedFwdNN) or type(owner).forward is not FeedFwdNN.forward:
+        return None
+    return owner if name == "layers" and owner.layers is site.parent else None
 
 
 def require_unshared(model: nn.Module, layer: nn.Linear, path: str) -> None:

@@ -9,12 +9,4 @@ from __future__ import annotations
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "errors": ["RecipeError"],
-        "operations": ["lora", "low_rank"],
-        "optimizers": ["check_optimizer"],
-        "recipe": ["TransformOp", "TransformRecipe"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

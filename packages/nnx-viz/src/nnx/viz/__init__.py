@@ -13,14 +13,4 @@ from __future__ import annotations
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "activation": ["activation_map"],
-        "attribution": ["attribute"],
-        "export": ["netron_export"],
-        "gradients": ["gradient_flow"],
-        "layers": ["summary"],
-        "weights": ["weight_histogram"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

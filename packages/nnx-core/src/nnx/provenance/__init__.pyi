@@ -1,0 +1,12 @@
+from .attempts import Attempt as Attempt
+from .comparing import FieldComparison as FieldComparison
+from .comparing import ProvenanceComparison as ProvenanceComparison
+from .comparing import compare as compare
+from .identity import IdentityRef as IdentityRef
+from .identity import hash_bytes as hash_bytes
+from .identity import hash_file as hash_file
+from .manifest import ExperimentManifest as ExperimentManifest
+from .manifest import FORMAT as FORMAT
+from .manifest import canonical_bytes as canonical_bytes
+from .records import ProvenanceRecord as ProvenanceRecord
+from .records import load_provenance as load_provenance
