@@ -82,7 +82,7 @@ def rng_state() -> dict[str, Any]:
     name, keys, position, has_gauss, gauss = numpy.random.get_state()
     version, words, gauss_next = random.getstate()
     state: dict[str, Any] = {
-        "python": (version, torch.tensor(words, dtype=torch.int64), gauss_next),
+        "python": (version, torch.from_numpy(numpy.array(words, dtype=numpy.int64)), gauss_next),
         "numpy": (
             str(name),
             torch.from_numpy(numpy.asarray(keys).astype(numpy.int64)),

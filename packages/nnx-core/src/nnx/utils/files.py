@@ -368,7 +368,7 @@ class HashingFile:
 
     def _drain(self) -> None:
         if self._small:
-            data, self._small = bytes(self._small), bytearray()
+            data, self._small = self._small, bytearray()
             self._put(data, True)
 
     def _put(self, data: Any, stays: bool) -> None:
