@@ -10,12 +10,14 @@ import sys
 import venv
 from pathlib import Path
 
+import pytest
 from nnx.plugins import hookspecs
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "plugins.md"
 FILE = re.compile(r'^```(?:python|toml) title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.slow  # a whole project is installed and tested, in real processes
 def test_the_project_of_the_guide_installs_passes_its_tests_and_works(tmp_path: Path) -> None:
     project = tmp_path / "acme-zoo"
     for path, text in FILE.findall(GUIDE.read_text(encoding="utf-8")):
