@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers in runs.py
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers in made_runs.py
 
 
 class MixedNet(nn.Module):

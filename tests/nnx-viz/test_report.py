@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_runs import make_run
 from nnx.history import HistoryJournal
 from nnx.store.predictions import load_predictions, save_predictions
 from nnx.viz.report import read_run, write_report
 from nnx.viz.report.charts import charts_of
 from nnx.viz.report.page import notebook_chart
 from nnx.viz.report.scores import split_scores
-from runs import make_run
 from sklearn import metrics
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
@@ -169,8 +169,8 @@ class TestPage:
         assert page_data(path)["matrices"][0]["traces"][0]["x"] == ["</script><i>", "b"]
 
     def test_a_run_without_an_epoch(self, root, tmp_path):
+        from made_runs import configuration
         from nnx.store import NNRun
-        from runs import configuration
 
         run: NNRun = configuration(seed=9).save(root)
         write_report([run.id], tmp_path / "r.html", root=root)
@@ -223,7 +223,7 @@ class TestNotebook:
         assert len(figure[names.index("validation")]["y"]) == 4
 
     def test_a_run_without_records(self):
-        from runs import configuration
+        from made_runs import configuration
 
         assert "no recorded epoch" in notebook_chart(configuration())
 

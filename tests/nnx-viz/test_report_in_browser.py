@@ -6,9 +6,9 @@ import json
 import shutil
 
 import pytest
+from made_runs import make_run
 from nnx.store.predictions import save_predictions
 from nnx.viz.report import write_report
-from runs import make_run
 
 pytestmark = pytest.mark.browser
 

@@ -7,10 +7,10 @@ import textwrap
 import threading
 
 import pytest
+from made_runs import commit, configuration, make_run, record
 from nnx.store import RunWriter
 from nnx.viz.watch import _Pace, render, snapshot, sparkline, watch
 from rich.console import Console
-from runs import commit, configuration, make_run, record
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_it_follows_another_process_to_its_end(root, tmp_path):
             """
             import sys, time
             sys.path.insert(0, sys.argv[1])
-            from runs import configuration, commit, record
+            from made_runs import configuration, commit, record
             from nnx.store import RunWriter
             run = configuration(n_epochs=4)
             with RunWriter.open(run, root=sys.argv[2]) as writer:
