@@ -122,6 +122,9 @@ def test_the_figure_marks_the_suggestion():
     assert isinstance(result, LRFinderResult)
     assert [t.name for t in result.figure.data] == ["loss", "smoothed"]
     assert result.figure.layout.shapes[0].x0 == result.suggested_lr
+    (label,) = result.figure.layout.annotations
+    assert label.x == pytest.approx(math.log10(result.suggested_lr))
+    assert f"{result.suggested_lr:.2e}" in label.text
 
 
 @pytest.mark.parametrize(

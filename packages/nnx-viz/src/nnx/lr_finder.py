@@ -216,11 +216,14 @@ def _draw(
     figure.add_trace(
         graph.Scatter(x=lrs, y=smoothed, name="smoothed", line={"color": PALETTE[0], "width": 2})
     )
-    figure.add_vline(
-        x=suggested,
-        line_dash="dash",
-        line_color=PALETTE[1],
-        annotation_text=f"suggested {suggested:.2e}",
+    figure.add_vline(x=suggested, line_dash="dash", line_color=PALETTE[1])
+    figure.add_annotation(
+        x=math.log10(suggested),  # annotations of a log axis stand at the exponent
+        y=1.0,
+        yref="paper",
+        xanchor="left",
+        text=f" suggested {suggested:.2e}",
+        showarrow=False,
     )
     figure.update_layout(
         title="Learning-rate sweep",
