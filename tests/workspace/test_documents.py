@@ -41,9 +41,12 @@ def test_the_python_of_a_page_runs_in_an_empty_directory(page: Path, tmp_path: P
     script.write_text(program(page), encoding="utf-8")
     work = tmp_path / "work"
     work.mkdir()
+    # A command that ran in this process may have left its runs folder in the environment.
+    env = {k: v for k, v in os.environ.items() if not k.startswith("NNX_")}
+    env["OMP_NUM_THREADS"] = "1"
     result = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:nnx", str(script)],
-        cwd=work, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, capture_output=True,
+        cwd=work, env=env, text=True, capture_output=True,
         timeout=120,
     )  # fmt: skip
     assert result.returncode == 0, f"{page.relative_to(ROOT)}:\n{result.stderr}"
