@@ -142,6 +142,8 @@ def test_a_phone_scrolls_in_one_direction_only(browser):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast(browser, scheme):
+    from selenium.webdriver.support.ui import WebDriverWait
+
     feature = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
     try:
@@ -156,10 +158,9 @@ def test_text_has_enough_contrast(browser, scheme):
             for ground in ("--page", "--panel"):
                 assert contrast(colours[ink], colours[ground]) >= 4.5, (scheme, ink, ground)
         assert contrast(colours["--ink"], colours["--differs"]) >= 4.5
-        paper = run(
-            browser, "return document.getElementById('chart-loss')._fullLayout.paper_bgcolor"
-        )
-        assert paper == colours["--page"]
+        paper = "return document.getElementById('chart-loss')._fullLayout.paper_bgcolor"
+        # The charts are drawn again when the browser reports the change.
+        WebDriverWait(browser, 10).until(lambda b: run(b, paper) == colours["--page"])
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
