@@ -13,7 +13,7 @@ from nnx.utils import validation as check
 from torch import nn
 
 if TYPE_CHECKING:
-    from nnx.lm import TransformerNN  # type: ignore[import-not-found,unused-ignore]
+    from nnx.lm import TransformerNN  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 _KEY = "soft_prompt"
 
