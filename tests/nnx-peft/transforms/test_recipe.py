@@ -314,7 +314,9 @@ class TestOptimizers:
 
     def test_an_optimizer_of_another_net_does_not_matter(self):
         other = torch.optim.SGD(model().net.parameters(), lr=0.1)
-        TransformRecipe(BOTH).materialize(model(), optimizers=[other])
+        m = model()
+        TransformRecipe(BOTH).materialize(m, optimizers=[other])
+        assert m.transforms
 
     def test_check_optimizer_compares_with_the_present_parameters(self):
         m = model()
