@@ -160,6 +160,35 @@ def test_a_lost_process_ends_the_job_within_the_timeout(folder, name):
         assert found["seconds"] < 30
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are read from /proc")
+@pytest.mark.parametrize("call", ["shutdown()", "pass"])
+def test_no_thread_of_the_backend_outlives_the_group(tmp_path, call):
+    """One that drops a collective's tensor while the interpreter ends aborts the process."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""\
+import atexit
+import sys
+
+import worker
+from nnx.distributed import init_process_group, shutdown
+
+atexit.register(lambda: print("left:", worker.backend_threads(), flush=True))
+worker.RANK, worker.WORLD = init_process_group()
+print("before:", len(worker.backend_threads()))
+worker.fit("script")
+{call}
+""")
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**environment(), **alone, "MASTER_PORT": str(free_port()),
+             "PYTHONPATH": str(WORKER.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "before: 0" not in done.stdout
+    assert "left: []" in done.stdout
+
+
 def test_two_nodes_meet_through_the_rendezvous(tmp_path):
     """Two agents on loopback, one process each, as on two machines."""
     port = free_port()

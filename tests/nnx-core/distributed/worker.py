@@ -321,7 +321,16 @@ def main():
     RANK, WORLD = init_process_group(timeout_seconds=args.get("timeout", 60))
     found = globals()[scenario](args)
     (output / f"{scenario}-{WORLD}-{RANK}.json").write_text(json.dumps(found))
-    shutdown(timeout_seconds=5)
+    shutdown(timeout_seconds=60)
+    left = backend_threads()
+    if left and scenario != "lost":  # one of them could abort the process while it ends
+        sys.exit(f"threads of the backend outlive shutdown: {left}")
+
+
+def backend_threads():
+    """The names of gloo's threads in this process, where the system tells."""
+    tasks = Path("/proc/self/task").glob("*/comm")
+    return [name for name in (t.read_text().strip() for t in tasks) if "gloo" in name]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from nnx.distributed.failure import DistributedFailure
-from nnx.distributed.process import timeout
+from nnx.distributed.process import talk_group, timeout
 
 T = TypeVar("T")
 
@@ -27,8 +27,7 @@ class Group:
     def __init__(self, writer_rank: int) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.writer_rank = writer_rank
-        on_cpu = dist.get_backend() == "gloo"
-        self._talk = dist.group.WORLD if on_cpu else _new_gloo_group()
+        talk_group()
         self._lost = False
 
     @property
@@ -56,7 +55,7 @@ class Group:
     def _in_trouble(self, mine: bool) -> bool:
         status = torch.tensor([int(mine)])
         with self._answering():
-            dist.all_reduce(status, dist.ReduceOp.MAX, group=self._talk)
+            dist.all_reduce(status, dist.ReduceOp.MAX, group=talk_group())
         return bool(status.item())
 
     def _report(self, error: BaseException) -> NoReturn:
@@ -96,7 +95,7 @@ class Group:
     def _gather(self, value: Any) -> list[Any]:
         found: list[Any] = [None] * self.world_size
         with self._answering():
-            dist.all_gather_object(found, value, group=self._talk)
+            dist.all_gather_object(found, value, group=talk_group())
         return found
 
     def from_writer(self, make: Callable[[], T]) -> T:
@@ -115,7 +114,7 @@ class Group:
         self.agree()
         box = [value]
         with self._answering():
-            dist.broadcast_object_list(box, src=self.writer_rank, group=self._talk)
+            dist.broadcast_object_list(box, src=self.writer_rank, group=talk_group())
         return box[0]  # type: ignore[return-value]
 
     def any(self, flag: bool) -> bool:
@@ -127,7 +126,7 @@ class Group:
         self.agree()
         sums = torch.tensor(numbers, dtype=torch.float64)
         with self._answering():
-            dist.all_reduce(sums, group=self._talk)
+            dist.all_reduce(sums, group=talk_group())
         return sums.tolist()
 
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -145,10 +144,6 @@ class Group:
                 dist.all_reduce(flat)
                 for tensor, piece in zip(bucket, flat.split([t.numel() for t in bucket])):
                     tensor.copy_(piece.view_as(tensor))
-
-
-def _new_gloo_group() -> Any:
-    return dist.new_group(backend="gloo", timeout=timeout())
 
 
 def _line(error: BaseException) -> str:

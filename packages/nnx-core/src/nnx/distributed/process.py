@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
+import gc
 import os
 import threading
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+# Its default arguments hold the group that exists when it is imported, for good (torch.optim
+# imports it in time); imported before the first group it holds none. See shutdown().
+import torch.distributed.nn.functional
+
 from nnx.utils import validation as check
 
 _timeout = datetime.timedelta(seconds=120)
+_talk: Any = None  # the gloo group beside a default group of another backend
 
 
 def init_process_group(
@@ -44,6 +52,7 @@ def init_process_group(
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     _timeout = datetime.timedelta(seconds=seconds)
     dist.init_process_group(backend, timeout=_timeout)
+    atexit.register(_leave_at_exit)
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -51,14 +60,45 @@ def shutdown(*, timeout_seconds: float = 60.0) -> None:
     """Leave the process group; does nothing without one.
 
     Waits at most ``timeout_seconds`` for the backend to let go: a peer that was
-    lost cannot keep this process from ending.
+    lost cannot keep this process from ending. Every process should call it last.
+
+    The backend's threads drop the tensors of past collectives, for which they need the
+    interpreter. They end here, with the last reference to the group, because one that
+    still does so while the interpreter ends would abort the process.
     """
     seconds = check.real("shutdown", "timeout_seconds", timeout_seconds, above=0)
     if not dist.is_initialized():
         return
-    leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+    atexit.unregister(_leave_at_exit)
+    leaving = threading.Thread(target=_leave, daemon=True)
     leaving.start()
     leaving.join(seconds)
+
+
+def _leave() -> None:
+    global _talk
+    _talk = None
+    gc.collect()  # cycles of a finished fit may hold the group
+    dist.destroy_process_group()
+
+
+def _leave_at_exit() -> None:
+    """For a script that never called :func:`shutdown`; gloo alone always lets go."""
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        _leave()
+
+
+def talk_group() -> Any:
+    """The group over which objects travel: gloo, on whatever device the models are.
+
+    All processes ask for it together. Nobody keeps it: see :func:`shutdown`.
+    """
+    global _talk
+    if dist.get_backend() == "gloo":
+        return dist.group.WORLD
+    if _talk is None:
+        _talk = dist.new_group(backend="gloo", timeout=_timeout)
+    return _talk
 
 
 def rank_and_world() -> tuple[int, int]:
