@@ -166,3 +166,40 @@ def test_flushes_raise_the_first_failure_after_all_have_ended(tmp_path, disk):
     with pytest.raises(OSError, match="Input/output"):
         flushes.wait()
     flushes.wait()  # said once
+
+
+def test_small_files_and_their_folder_are_flushed_together_and_a_large_one_at_once(
+    tmp_path, monkeypatch
+):
+    flushed, large_is_done = [], threading.Event()
+
+    class Watched(files.Disk):
+        def flush(self, descriptor):
+            flushed.append(os.fstat(descriptor).st_size)
+            super().flush(descriptor)
+            if flushed[-1] >= files.BLOCK:
+                large_is_done.set()
+
+        def flush_directory(self, path):
+            flushed.append(path)
+            super().flush_directory(path)
+
+    monkeypatch.setattr(files, "disk", Watched())
+    flushes = Flushes()
+    for name, size in (("a", 10), ("b", files.BLOCK), ("c", 20)):
+        descriptor = os.open(tmp_path / name, os.O_CREAT | os.O_WRONLY)
+        os.write(descriptor, bytes(size))
+        flushes.add(descriptor, size)
+    flushes.add_directory(tmp_path)
+    assert large_is_done.wait(60)
+    assert flushed == [files.BLOCK]
+    flushes.wait()
+    assert sorted(flushed[1:], key=str) == sorted([10, 20, tmp_path], key=str)
+
+
+def test_a_failure_to_flush_a_folder_is_raised(tmp_path, disk):
+    disk("flush_directory", OSError(5, "Input/output error"))
+    flushes = Flushes()
+    flushes.add_directory(tmp_path)
+    with pytest.raises(OSError, match="Input/output"):
+        flushes.wait()

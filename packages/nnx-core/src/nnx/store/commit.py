@@ -71,8 +71,8 @@ class Commit:
             for point in self._points:
                 document = manifest.encode(self._document(point))
                 fs.write_new(point.staged_manifest, document, self._flushes)
+            self._flushes.add_directory(self._folder)
             self._flushes.wait()
-            fs.disk.flush_directory(self._folder)
         except BaseException:
             self._abandon()
             raise
