@@ -6,6 +6,7 @@ they hold changes, so a warm session starts at once:
 - ``.nox/libraries``: the third-party libraries of every distribution and the tools;
 - ``.nox/workspace``: all distributions, editable, on top of those libraries.
 
+``.nox/bench`` is such a workspace with the trainers that NNx is measured against.
 ``minimal``, ``isolation`` and ``plugin`` install built wheels into fresh environments.
 """
 
@@ -43,10 +44,15 @@ def project(name: str) -> dict:
     return nox.project.load_toml(PACKAGES / name / "pyproject.toml")
 
 
+@functools.cache
+def dependency_groups() -> dict[str, list[str]]:
+    return nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
+
+
 def third_party() -> list[str]:
     """Every requirement that any distribution declares, and the workspace's tools."""
-    groups = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
-    wanted = {item for group in groups.values() for item in group}
+    shared = (items for name, items in dependency_groups().items() if name != "bench")
+    wanted = {item for items in shared for item in items}
     for name in SIBLINGS:
         table = project(name)["project"]
         wanted.update(table["dependencies"])
@@ -102,17 +108,23 @@ def pip(session: nox.Session, python: Path, *arguments: str) -> None:
     )  # fmt: skip
 
 
-def workspace(session: nox.Session) -> str:
-    """The interpreter that sees every distribution, editable."""
+def workspace(session: nox.Session, name: str = "workspace", extra: Iterable[str] = ()) -> str:
+    """The interpreter that sees every distribution, editable, and the libraries in ``extra``."""
     shared = libraries(session)
-    folder = ROOT / ".nox" / "workspace"
+    folder = ROOT / ".nox" / name
     texts = [(PACKAGES / name / "pyproject.toml").read_text(encoding="utf-8") for name in SIBLINGS]
-    stamp, digest, current = is_current(folder, [(shared / "stamp").read_text(), *texts])
+    stamp, digest, current = is_current(folder, [(shared / "stamp").read_text(), *texts, *extra])
     if not current:
         python = fresh(session, folder)
         borrow(folder, shared)
         editable = [x for name in SIBLINGS for x in ("-e", str(PACKAGES / name))]
         pip(session, python, "--no-build-isolation", *editable)
+        if extra:  # what the shared libraries satisfy is not installed again
+            session.run(
+                str(interpreter(shared)), "-m", "pip", "--python", str(python), "install",
+                "--quiet", "--disable-pip-version-check", "-c", str(CONSTRAINTS), *extra,
+                external=True,
+            )  # fmt: skip
         stamp.write_text(digest, encoding="utf-8")
     return str(interpreter(folder))
 
@@ -268,7 +280,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Run tests/benchmarks and print one table; names select some."""
-    python = workspace(session)
+    python = workspace(session, "bench", dependency_groups()["bench"])
     session.run(python, "tests/benchmarks/run.py", *session.posargs, env=ENV, external=True)
 
 

@@ -6,12 +6,12 @@ import contextlib
 import io
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
-from measure import Row, interleaved
+from measure import Row, interleaved, seconds
 from nnx import Losses, NNModel, NNModelParams, NNOptimParams, NNTrainParams, set_seed
 from nnx.data import fast_batches
 from nnx.data_splits import plan_split
@@ -19,7 +19,7 @@ from nnx.preprocessing import Standardizer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-BATCH, ROWS, EPOCHS = 32, 32_000, 2
+BATCH, ROWS = 32, 32_000
 
 
 def loader() -> DataLoader:
@@ -39,7 +39,9 @@ def linear() -> nn.Module:
     return nn.Linear(20, 2)
 
 
-def train_by_hand(build: Callable[[], nn.Module], adam: bool, scored: bool = False) -> None:
+def train_by_hand(
+    build: Callable[[], nn.Module], adam: bool, epochs: int, scored: bool = False
+) -> None:
     net, loss_fn, batches = build(), nn.CrossEntropyLoss(), loader()
     optimizer = (
         torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -48,7 +50,7 @@ def train_by_hand(build: Callable[[], nn.Module], adam: bool, scored: bool = Fal
     )
     set_seed(0)
     records = []
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         for x, y in batches:
             optimizer.zero_grad()
             output = net(x)
@@ -69,10 +71,10 @@ def scores(y: np.ndarray, predicted: np.ndarray) -> tuple[float, ...]:
     return (accuracy_score(y, predicted), *macro[:3])
 
 
-def train_with_nnx(build: Callable[[], nn.Module], adam: bool) -> None:
+def train_with_nnx(build: Callable[[], nn.Module], adam: bool, epochs: int) -> None:
     optim = NNOptimParams.builder()
     params = NNTrainParams(
-        n_epochs=EPOCHS,
+        n_epochs=epochs,
         train_loader=loader(),
         optim=(optim.adam(max_lr=1e-3) if adam else optim.sgd(max_lr=1e-3)).build(),
         seed=0,
@@ -91,29 +93,30 @@ def bench_epoch_in_memory() -> Iterator[Row]:
         ("one linear layer, SGD", linear, False, False),
     ]
     for name, build, adam, scored in cases:
+        epochs = 1 if scored else 2
+        nnx = partial(train_with_nnx, build, adam, epochs)
+        hand = partial(train_by_hand, build, adam, epochs, scored)
         with tempfile.TemporaryDirectory() as folder, in_folder(folder):
-            ours, by_hand = interleaved(
-                lambda build=build, adam=adam: train_with_nnx(build, adam),
-                lambda build=build, adam=adam, scored=scored: train_by_hand(build, adam, scored),
-                repeats=1 if scored else 5,
-                warmup=0 if scored else 1,
+            ours, by_hand, spread = interleaved(
+                nnx, hand, repeats=3 if scored else 5, warmup=0 if scored else 1
             )
         yield Row(
             f"epoch of 32,000 rows in memory, batch {BATCH}: {name}",
-            ours / EPOCHS * 1e3,
-            by_hand / EPOCHS * 1e3,
+            ours / epochs * 1e3,
+            by_hand / epochs * 1e3,
             against="loop by hand, " + ("scikit-learn scores" if scored else "loss and accuracy"),
             target="<= 0.75x",
             met=ours <= 0.75 * by_hand,
+            spread=spread,
         )
     data = loader()
-    ours, plain = interleaved(
+    ours, plain, spread = interleaved(
         lambda: sum(1 for _ in fast_batches(data)), lambda: sum(1 for _ in data), repeats=5
     )
     batches = ROWS / BATCH
     yield Row(
         f"one batch of {BATCH} rows in memory", ours / batches * 1e6, plain / batches * 1e6,
-        unit="us", against="DataLoader",
+        unit="us", against="DataLoader", spread=spread,
     )  # fmt: skip
 
 
@@ -129,42 +132,62 @@ def in_folder(folder: str) -> Iterator[None]:
 
 
 def bench_plan_split() -> Iterator[Row]:
-    rows = 5_000_000
+    """A recorded plan beside the index arrays of scikit-learn or of a comparison."""
+    from sklearn.model_selection import GroupShuffleSplit, StratifiedShuffleSplit
+
+    rows = 1_000_000
     generator = np.random.default_rng(0)
     ids = generator.permutation(rows)
+    groups, labels = generator.integers(0, 100_000, rows), generator.integers(0, 10, rows)
     days = np.datetime64("2020-01-01") + generator.integers(0, 1000, rows).astype("m8[D]")
     cutoffs = (np.datetime64("2022-01-01"), np.datetime64("2022-06-01"))
+
+    def twice(splitter: type, by: np.ndarray) -> None:
+        """Train from the rest, then validation from test."""
+        first, second = (splitter(1, test_size=size, random_state=1) for size in (0.3, 0.5))
+        _, rest = next(first.split(ids, by, by))
+        next(second.split(rest, by[rest], by[rest]))
+
     plans = {
-        "500k groups": {"strategy": "group", "groups": generator.integers(0, 500_000, rows), "seed": 1},
-        "10 classes": {"strategy": "stratified", "labels": generator.integers(0, 10, rows), "seed": 1},
-        "two cutoffs": {"strategy": "chronological", "times": days, "cutoffs": cutoffs},
+        "100k groups": (
+            {"strategy": "group", "groups": groups, "seed": 1},
+            lambda: twice(GroupShuffleSplit, groups), "scikit-learn, twice",
+        ),
+        "10 classes": (
+            {"strategy": "stratified", "labels": labels, "seed": 1},
+            lambda: twice(StratifiedShuffleSplit, labels), "scikit-learn, twice",
+        ),
+        "two cutoffs": (
+            {"strategy": "chronological", "times": days, "cutoffs": cutoffs},
+            lambda: np.split(np.argsort(days, kind="stable"), np.searchsorted(np.sort(days), cutoffs)),
+            "NumPy, sorted",
+        ),
     }  # fmt: skip
-    for name, arguments in plans.items():
-        start = time.perf_counter()
-        plan = plan_split(ids, **arguments)
-        yield Row(f"plan a split of 5M ids, {name}", time.perf_counter() - start, unit="s")
-    start = time.perf_counter()
-    plan.resolve(ids)
-    yield Row("replay a split of 5M ids", time.perf_counter() - start, unit="s")
+    for name, (arguments, other, against) in plans.items():
+        a, b, spread = interleaved(
+            lambda arguments=arguments: plan_split(ids, **arguments), other, repeats=3, warmup=0
+        )
+        yield Row(
+            f"plan a split of 1M ids, {name}", a * 1e3, b * 1e3, against=against, spread=spread
+        )
+    plan = plan_split(ids, **plans["two cutoffs"][0])
+    replay, varied = seconds(lambda: plan.resolve(ids), repeats=3, warmup=0)
+    yield Row("replay a split of 1M ids", replay * 1e3, spread=varied)
 
 
 def bench_standardize() -> Iterator[Row]:
-    table = np.random.default_rng(0).normal(3, 2, (5_000_000, 50)).astype(np.float32)
+    """Checked and in float64, beside scikit-learn in float32."""
+    from sklearn.preprocessing import StandardScaler
+
+    table = np.random.default_rng(0).normal(3, 2, (2_000_000, 50)).astype(np.float32)
     rows = np.arange(len(table))
-
-    def timed(call):
-        start = time.perf_counter()
-        result = call()
-        return time.perf_counter() - start, result
-
-    fit, fitted = timed(lambda: Standardizer.fit(table, rows=rows))
-    apply, result = timed(lambda: fitted.transform(table))
-    del result
-    other_fit = other_apply = None
-    with contextlib.suppress(ImportError):
-        from sklearn.preprocessing import StandardScaler
-
-        other_fit, scaler = timed(lambda: StandardScaler().fit(table))
-        other_apply, _ = timed(lambda: scaler.transform(table))
-    yield Row("fit a Standardizer on 5M x 50 float32", fit, other_fit, "s", "scikit-learn")
-    yield Row("standardize 5M x 50 float32", apply, other_apply, "s", "scikit-learn")
+    ours, theirs = Standardizer.fit(table, rows=rows), StandardScaler().fit(table)
+    calls = {
+        "fit a Standardizer on": (
+            lambda: Standardizer.fit(table, rows=rows), lambda: StandardScaler().fit(table)
+        ),
+        "standardize": (lambda: ours.transform(table), lambda: theirs.transform(table)),
+    }  # fmt: skip
+    for name, pair in calls.items():
+        a, b, spread = interleaved(*pair, repeats=3, warmup=0)
+        yield Row(f"{name} 2M x 50 float32", a, b, "s", "scikit-learn", spread=spread)

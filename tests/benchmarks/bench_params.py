@@ -129,10 +129,10 @@ def bench_configuration() -> Iterator[Row]:
 
             return run
 
-        a, b = interleaved(many(mine), many(other))
+        a, b, spread = interleaved(many(mine), many(other))
         return Row(
             f"{what} a run configuration", a / ROUNDS * 1e6, b / ROUNDS * 1e6, unit="us",
-            against=against,
+            against=against, spread=spread,
         )  # fmt: skip
 
     yield row("construct", configuration, plain, "plain dataclasses, no checks")

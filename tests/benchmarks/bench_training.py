@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measure import Row
+from measure import Row, interleaved
 
 os.environ.setdefault("NNX_TQDM_DISABLE", "1")
 
@@ -146,11 +147,11 @@ def _row(
     name: str, against: str, ours: Callable[[], float], other: Callable[[], float],
     target: float | None = None,
 ) -> Row:  # fmt: skip
-    """Best of several turns each, in microseconds per batch."""
-    best = [min(pair) / BATCHES * 1e6 for pair in zip(*[(ours(), other()) for _ in range(REPEATS)])]
+    """The median of several turns each, in microseconds per batch."""
+    a, b, spread = interleaved(ours, other, repeats=REPEATS, warmup=0, clock=None)
     promise = "" if target is None else f"<= {target:.2f}x"
-    met = None if target is None else best[0] / best[1] <= target
-    return Row(name, best[0], best[1], "us", against, promise, met)
+    met = None if target is None else a / b <= target
+    return Row(name, a / BATCHES * 1e6, b / BATCHES * 1e6, "us", against, promise, met, spread)
 
 
 def bench_step() -> Iterator[Row]:
@@ -271,26 +272,32 @@ def bench_resume() -> Iterator[Row]:
         def on_epoch_begin(self, ctx: Any) -> None:
             self.seconds = time.perf_counter() - self.start
 
-    def resume(run_id: str, index: int) -> float:
-        first = FirstBatch()
+    def first_batch(counter: Iterator[int], **resumed: Any) -> float:
+        first, model = FirstBatch(), _model()
         params = NNTrainParams(
-            n_epochs=1, train_loader=batches, seed=0, optim=_adam(), resume_from_run_id=run_id,
-            resume_mode="stateful",
+            n_epochs=1, train_loader=batches, seed=0, optim=_adam(), **resumed
         )  # fmt: skip
-        model = _model()
         first.start = time.perf_counter()
-        model.train(params, callbacks=[first], salt=str(index))
+        model.train(params, callbacks=[first], salt=str(next(counter)))
         return first.seconds
 
     with _elsewhere():
         params = NNTrainParams(n_epochs=1, train_loader=batches, seed=0, optim=_adam())
         model = _model()
         run = model.train(params)
+        resume_from = {"resume_from_run_id": run.id, "resume_mode": "stateful"}
         tensors = sum(p.numel() * p.element_size() for p in model.net.parameters())
         folder = Path("runs") / run.id / "checkpoints"
         files = [f for f in folder.glob("last.pt*") if f.suffix != ".lock"]
         point = [f for f in files if f.name.count(".opt") == 0 or f.name.count(".") > 3]
         size = sum(f.stat().st_size for f in point)
-        seconds = statistics.median(resume(run.id, index) for index in range(REPEATS))
+        fresh, again = (
+            partial(first_batch, counter=itertools.count(start), **resumed)
+            for start, resumed in ((0, {}), (10**6, resume_from))
+        )
+        resumed, started, spread = interleaved(again, fresh, repeats=REPEATS, clock=None)
     yield Row("resume point", size / 1e3, 3 * tensors / 1e3, "kB", "weights and Adam's two moments")
-    yield Row("resume, to the first batch", seconds * 1e3, unit="ms")
+    yield Row(
+        "resume, to the first batch", resumed * 1e3, started * 1e3,
+        against="a fresh run, to the first batch", spread=spread,
+    )  # fmt: skip

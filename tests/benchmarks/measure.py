@@ -1,4 +1,4 @@
-"""What a benchmark returns, and how two things are timed beside each other."""
+"""What a benchmark returns, and how things are timed beside each other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import gc
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+quick = False  # two turns of everything: to see that it runs, not what it costs
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class Row:
     """One line of the table.
 
     ``ours`` and ``other`` are in ``unit``; ``against`` says what the other is;
+    ``spread`` is that of :class:`Beside` (``None`` for what is counted, not timed);
     ``target`` is the figure that the project promises, in words ("<= 1.05x",
     "<= 0.6 s"), and ``met`` whether this measurement keeps it (``None``: no promise).
     """
@@ -26,10 +30,31 @@ class Row:
     against: str = ""
     target: str = ""
     met: bool | None = None
+    spread: float | None = None
 
     @property
     def ratio(self) -> float | None:
         return None if not self.other else self.ours / self.other
+
+
+class Beside(NamedTuple):
+    """Two things timed in turn: the median seconds of each, and how far the turns differ.
+
+    ``spread`` is the interquartile range of the turns' ratios as a part of their
+    median, so it stays true when either side is divided by a count.
+    """
+
+    ours: float
+    other: float
+    spread: float
+
+
+def spread(values: Sequence[float]) -> float:
+    """The interquartile range as a part of the median."""
+    if len(values) < 2:
+        return float("nan")
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle if middle else float("nan")
 
 
 def children_seconds() -> float:
@@ -38,33 +63,55 @@ def children_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def turns(
+    calls: Sequence[Callable[[], object]],
+    *,
+    repeats: int = 7,
+    warmup: int = 1,
+    clock: Callable[[], float] | None = time.perf_counter,
+) -> list[list[float]]:
+    """The seconds of each call in every turn; the order goes to and fro.
+
+    ``clock=time.thread_time`` counts this thread's own work, which a busy machine
+    hardly disturbs; with ``clock=None`` the calls return the seconds themselves.
+    """
+    if quick:
+        repeats, warmup = 2, 0
+    for _ in range(warmup):
+        for call in calls:
+            call()
+    times: list[list[float]] = [[] for _ in calls]
+    for repeat in range(repeats):
+        order = list(zip(calls, times))
+        for call, own in order if repeat % 2 == 0 else reversed(order):
+            gc.collect()
+            start = clock() if clock else 0.0
+            result = call()
+            own.append(clock() - start if clock else float(result))  # type: ignore[arg-type]
+    return times
+
+
+def beside(ours: Sequence[float], other: Sequence[float]) -> Beside:
+    """Two lists of the same turns, summed up."""
+    ratios = [a / b for a, b in zip(ours, other)]
+    return Beside(statistics.median(ours), statistics.median(other), spread(ratios))
+
+
 def interleaved(
     ours: Callable[[], object],
     other: Callable[[], object],
     *,
     repeats: int = 7,
     warmup: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = time.perf_counter,
+) -> Beside:
+    """Two calls timed in turn, so that both see the same machine; see :func:`turns`."""
+    return beside(*turns([ours, other], repeats=repeats, warmup=warmup, clock=clock))
+
+
+def seconds(
+    call: Callable[[], object], *, repeats: int = 7, warmup: int = 1
 ) -> tuple[float, float]:
-    """Median seconds of each, called in turn so that both see the same machine.
-
-    ``clock=time.thread_time`` counts this thread's own work, which a busy
-    machine hardly disturbs.
-    """
-    for _ in range(warmup):
-        ours()
-        other()
-    times: tuple[list[float], list[float]] = ([], [])
-    for repeat in range(repeats):
-        order = (0, 1) if repeat % 2 == 0 else (1, 0)
-        for which in order:
-            gc.collect()
-            start = clock()
-            (ours, other)[which]()
-            times[which].append(clock() - start)
-    return statistics.median(times[0]), statistics.median(times[1])
-
-
-def seconds(call: Callable[[], object], *, repeats: int = 7, warmup: int = 1) -> float:
-    """Median seconds of one call."""
-    return interleaved(call, lambda: None, repeats=repeats, warmup=warmup)[0]
+    """The median seconds of one call, and the spread of its turns."""
+    (times,) = turns([call], repeats=repeats, warmup=warmup)
+    return statistics.median(times), spread(times)

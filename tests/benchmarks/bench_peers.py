@@ -1,0 +1,168 @@
+"""NNx beside the loop by hand, Lightning and the Hugging Face Trainer.
+
+All train the same net on the same batches and must end with the same weights; see
+``peers``. NNx keeps six scores of every training batch and commits every epoch
+durably (flushed to the disk, recoverable at any instant); the others keep or flush
+only what a row says.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from statistics import median
+from typing import Any
+
+import peers
+from measure import Row, beside, children_seconds, turns
+from peers import Fit, Task
+
+STEPS = 200
+
+
+def _fits(
+    task: Task, seconds: Callable[[Fit], float], rivals: Mapping[str, Callable[[Task], Fit]],
+    *, repeats: int,
+) -> Iterator[tuple[str, Any]]:  # fmt: skip
+    """NNx beside each rival, all of them in turn; every fit ends with the same weights."""
+    fits: dict[str, Fit] = {}
+
+    def timed(name: str, fit: Callable[[Task], Fit]) -> float:
+        with peers.elsewhere():
+            fits[name] = fit(task)
+        return seconds(fits[name])
+
+    everyone = {"NNx": peers.with_nnx, **rivals}
+    calls = [partial(timed, name, fit) for name, fit in everyone.items()]
+    ours, *others = turns(calls, repeats=repeats, clock=None)
+    peers.check_equal(fits)
+    for name, times in zip(rivals, others):
+        yield name, beside(ours, times)
+
+
+def bench_step() -> Iterator[Row | str]:
+    """A training step: MLP 20-64-64-2, batch 32, Adam; processor time of an epoch's batches."""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data, net = peers.rows(32 * STEPS), peers.mlp(20, 64, 64, 2)
+    sources = {
+        "batches in memory": peers.in_batches(data, 32),
+        "DataLoader": DataLoader(TensorDataset(*data), batch_size=32),
+    }
+    for where, batches in sources.items():
+        for record in (False, True):
+            task = Task(net, batches, epochs=2, record=record, clock=time.process_time)
+            fitted = _fits(
+                task, lambda fit: min(fit.batches), peers.contestants(), repeats=7
+            )  # fmt: skip
+            for name, (ours, other, spread) in fitted:
+                yield Row(
+                    f"step, {where}", ours / STEPS * 1e6, other / STEPS * 1e6, "us",
+                    f"{name}, recording {'the same scores' if record else 'nothing'}",
+                    spread=spread,
+                )  # fmt: skip
+    yield from peers.left_out()
+
+
+def bench_small_epoch() -> Iterator[Row | str]:
+    """Two batches, two of validation, LAST and BEST: from one epoch's start to the next."""
+    batches = peers.in_batches(peers.rows(64), 32)
+    task = Task(peers.mlp(20, 64, 64, 2), batches, epochs=41, val=batches)
+    rivals = peers.contestants()
+    fitted = _fits(task, lambda fit: median(fit.periods[10:]), rivals, repeats=7)
+    for name, (ours, other, spread) in fitted:
+        yield Row(
+            "epoch of 2 batches, validation, LAST and BEST", ours * 1e3, other * 1e3,
+            against=_saving(name), spread=spread,
+        )  # fmt: skip
+    yield from peers.left_out()
+
+
+def bench_commit() -> Iterator[Row | str]:
+    """LAST and BEST of 19 million parameters with Adam, at the end of an epoch."""
+    batches = peers.in_batches(peers.rows(4, 1024), 4)
+    net = peers.mlp(1024, 4096, 3072, 512, 1024)
+    task = Task(net, batches, epochs=4, lr=1e-6, val=batches)
+    rivals = peers.contestants()
+    if peers.HAS_LIGHTNING:
+        linked = partial(peers.with_lightning, save_last="link")
+        rivals[f"{peers.LIGHTNING}, save_last='link'"] = linked
+    fitted = _fits(task, lambda fit: median(fit.commits[1:]), rivals, repeats=5)
+    for name, (ours, other, spread) in fitted:
+        yield Row(
+            "commit LAST and BEST, 19M parameters with Adam", ours * 1e3, other * 1e3,
+            against=_saving(name), spread=spread,
+        )  # fmt: skip
+    yield from peers.left_out()
+
+
+def _saving(name: str) -> str:
+    return f"{name}, {'flushed' if name == 'the loop by hand' else 'not flushed'}"
+
+
+_IMPORTS = {
+    "alone": {
+        "NNx": "import nnx",
+        peers.LIGHTNING: "import lightning",
+        peers.HUGGING_FACE: "import transformers",
+    },
+    "until a trainer can be built": {
+        "NNx": "from nnx import NNModel, NNTrainParams; import nnx.engine.fit",
+        peers.LIGHTNING: "from lightning import LightningModule, Trainer",
+        peers.HUGGING_FACE: "from transformers import Trainer, TrainingArguments",
+    },
+    "and train one small epoch": {
+        "NNx": "import peers; peers.smallest(peers.with_nnx)",
+        peers.LIGHTNING: "import peers; peers.smallest(peers.with_lightning)",
+        peers.HUGGING_FACE: "import peers; peers.smallest(peers.with_hugging_face)",
+    },
+}
+
+
+def bench_import() -> Iterator[Row | str]:
+    """Processor time of whole processes: importing, and importing to train."""
+    here = os.path.dirname(os.path.abspath(__file__))
+
+    def process(code: str) -> None:
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, cwd=here,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    installed = ["NNx", *(name for name in peers.contestants() if name in _IMPORTS["alone"])]
+    for what, codes in _IMPORTS.items():
+        calls = [partial(process, codes[name]) for name in installed]
+        ours, *others = turns(calls, repeats=5, clock=children_seconds)
+        for name, times in zip(installed[1:], others):
+            a, b, spread = beside(ours, times)
+            yield Row(f"import {what}", a * 1e3, b * 1e3, against=name, spread=spread)
+    yield from peers.left_out()
+
+
+def bench_predict() -> Iterator[Row | str]:
+    """Raw outputs and classes of 100,000 rows on the host, from a ``DataLoader``."""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data, net = peers.rows(100_000, 32), peers.mlp(32, 64, 10)()
+    for size in (256, 4096):
+        loader = DataLoader(TensorDataset(*data), batch_size=size)
+        everyone = peers.predictors(net, loader)
+        with peers.elsewhere():
+            found = {name: call() for name, call in everyone.items()}
+            ours, *others = turns(
+                list(everyone.values()), repeats=5, warmup=0, clock=time.process_time
+            )  # fmt: skip
+        for name, results in found.items():
+            for one, reference in zip(results, found["NNx"]):
+                assert (one == reference).all(), name
+        for name, times in zip(list(everyone)[1:], others):
+            a, b, spread = beside(ours, times)
+            yield Row(
+                f"predict 100,000 x 32, batches of {size:,}", a * 1e3, b * 1e3, against=name,
+                spread=spread,
+            )  # fmt: skip
+    yield from peers.left_out()
