@@ -184,6 +184,18 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def faults(session: nox.Session) -> None:
+    """Fail or kill every disk operation of the store, and kill 300 real trainings (an hour)."""
+    tests = ("test_faults.py", "test_kills.py", "test_kills_of_fits.py")
+    paths = [f"tests/nnx-core/store/{name}" for name in tests]
+    env = {**ENV, "NNX_THOROUGH": "1", "NNX_KILLS": os.environ.get("NNX_KILLS", "300")}
+    session.run(
+        workspace(session), "-m", "pytest", "-n", "2", "--timeout", "0", *paths, *session.posargs,
+        env=env, external=True,
+    )  # fmt: skip
+
+
+@nox.session
 def minimal(session: nox.Session) -> None:
     """Only nnx-core and what it declares, in a fresh environment."""
     wheel = build_wheels(session)[CORE]

@@ -152,9 +152,11 @@ def check_sound():
             best = NNCheckpoint.load(name, "best", root)
             if best is not None and committed_epoch(paths) != NOTHING:
                 scores[name] = score(best.idp)
+        finite = {name: value for name, value in scores.items() if value < math.inf}
         holder = best_run_id(root)
+        assert (holder is None) == (not finite)
         if holder is not None:
-            assert scores[holder] < math.inf
+            assert finite[holder] == min(finite.values())
         assert collect(root) == []
 
     return check

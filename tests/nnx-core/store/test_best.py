@@ -11,7 +11,7 @@ import pytest
 from nnx.enums import Checkpoints
 from nnx.records import NNEvaluationDataPoint as E
 from nnx.records import NNIterationDataPoint
-from nnx.store import NNCheckpoint, NNRun, RunWriter
+from nnx.store import NNCheckpoint, NNRun, RunWriter, lease
 from nnx.store.election import best_run_id, elect, score
 from nnx.utils import files
 
@@ -134,10 +134,8 @@ def test_overwriting_the_owner_elects_the_best_survivor_before_anything_is_remov
     second, owner = scored("a", 0.3), scored("b", 0.2)
     scored("c", 0.4)
     seen = []
-    real = shutil.rmtree
-    monkeypatch.setattr(
-        shutil, "rmtree", lambda path, **kw: (seen.append(best_run_id()), real(path, **kw))
-    )
+    real = lease.remove_tree
+    monkeypatch.setattr(lease, "remove_tree", lambda path: (seen.append(best_run_id()), real(path)))
     with RunWriter.open(parts.run(1, salt="b"), overwrite=True) as writer:
         assert best_run_id() == second.id
         writer.append(parts.record(0, 1, error=0.25))

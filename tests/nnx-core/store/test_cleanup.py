@@ -124,3 +124,34 @@ def test_a_run_in_training_is_not_removed(parts, root):
         thread.start()
         thread.join()
         assert "in use by another process" in str(caught[0])
+
+
+def test_a_pointer_that_a_killed_process_left_behind_is_brought_up_to_date(train, parts, root):
+    """A run commits a better BEST, and its process dies before it claims the pointer."""
+    worse, better = (
+        train(parts.run(1, salt=str(error)), 1, errors=[error]) for error in (0.4, 0.2)
+    )
+    os.unlink("runs/best")
+    os.symlink(worse.id, "runs/best")
+    assert [x.reason for x in collect(dry_run=True)] == ["does not point to the best run"]
+    assert best_run_id() == worse.id
+    assert len(collect()) == 1
+    assert best_run_id() == better.id
+    os.unlink("runs/best")
+    assert len(collect()) == 1
+    assert best_run_id() == better.id
+    assert collect() == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="only flock can be shared")
+def test_a_look_at_a_run_does_not_keep_a_training_from_starting(parts, root):
+    import threading
+
+    from nnx.utils.locks import _Flock
+
+    paths = RunPaths.of(parts.run().id)
+    os.makedirs("runs/.leases")
+    look = _Flock(paths.lease, 0, shared=True)  # as `nnx runs` does for an instant
+    threading.Timer(0.05, look.release).start()
+    with parts.run().writable_lease():
+        assert os.path.isdir(paths.dir)

@@ -1,59 +1,70 @@
-"""Every operation on the disk fails once, and every one is the last before a crash."""
+"""Every operation on the disk fails once, and every one is the last before a SIGKILL.
+
+By default each sweep takes a part of the operations; ``nox -s faults`` (or
+``NNX_THOROUGH=1``) takes all of them, which is a matter of minutes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
+import signal
+import sys
+import traceback
+from concurrent.futures import Future
 
 import pytest
 from nnx.enums import Checkpoints
-from nnx.store import NNRun, RunWriter
+from nnx.history import HistoryJournal, iter_history, migrate_history
+from nnx.provenance import ExperimentManifest
+from nnx.store import NNCheckpoint, NNRun, RunWriter, lease
+from nnx.store.cleanup import collect
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.election import best_run_id
 from nnx.store.paths import RunPaths
 from nnx.store.points import read_manifest
 from nnx.utils import files
 
-OPERATIONS = (
-    "create", "open_append", "write", "flush", "flush_directory", "truncate", "replace", "link",
-    "symlink", "unlink", "mkdir", "rmdir",
-)  # fmt: skip
-
-
-class Crash(BaseException):
-    """The process is gone: nothing after this touches the disk."""
+OPERATIONS = tuple(name for name in vars(files.Disk) if not name.startswith("_"))
+THOROUGH = os.environ.get("NNX_THOROUGH") == "1"
+FAULTS = {"full": errno.ENOSPC, "broken": errno.EIO, "forbidden": errno.EACCES, "killed": 0}
 
 
 class FailingDisk(files.Disk):
-    """Fails the operation number ``at``; ``crash`` lets none succeed afterwards."""
+    """Fails the operation number ``at`` with ``code``, or ends the process there.
 
-    def __init__(self, at: int, code: int, *, crash: bool, late: bool = False) -> None:
-        self.at, self.code, self.crash, self.late = at, code, crash, late
-        self.count = 0
-        self.failed: str | None = None
-        self.real = files.Disk()
+    Whether a killed process dies before, inside or after the operation goes by ``at``.
+    """
+
+    def __init__(self, at: int = 0, code: int = 0, links: bool = True) -> None:
+        self.at, self.code, self.links = at, code, links
+        self.done: list[str] = []
+        self.error: OSError | None = None
 
 
 def _failing(name):
-    def real(self, *args):
+    def real(self, *args, **options):
+        if name == "link" and not self.links:
+            raise OSError(errno.EPERM, "no hard links here")
         if name not in ("flush", "flush_directory"):  # too slow by the thousand
-            return getattr(self.real, name)(*args)
+            return getattr(files.Disk, name)(self, *args, **options)
 
-    def operation(self, *args):
-        if self.failed is not None and self.crash:
-            raise Crash
-        self.count += 1
-        if self.count != self.at:
-            return real(self, *args)
-        self.failed = name
-        if name == "write" and len(args[1]) > 1:  # a full disk takes a part
+    def operation(self, *args, **options):
+        self.done.append(name)
+        if len(self.done) != self.at:
+            return real(self, *args, **options)
+        part = name == "write" and len(args[1]) > 1
+        if part:  # a full disk takes a part
             real(self, args[0], memoryview(args[1]).cast("B")[: len(args[1]) // 2])
-        elif self.late:
-            real(self, *args)
-        if self.crash:
-            raise Crash
-        raise OSError(self.code, os.strerror(self.code))
+        elif name == "close" or (self.code == 0 and self.at % 2):
+            with contextlib.suppress(OSError):
+                real(self, *args, **options)
+        if self.code == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.error = OSError(self.code, os.strerror(self.code))
+        raise self.error
 
     return operation
 
@@ -62,154 +73,264 @@ for _name in OPERATIONS:
     setattr(FailingDisk, _name, _failing(_name))
 
 
-@pytest.fixture
-def fit(parts):
-    """A fit with phases, BEST, step points and a callback's checkpoint."""
+class Inline:
+    """Flushes in turn instead of side by side, so that an operation keeps its number."""
 
-    def run_fit(run, root, history=None, overwrite=False):
-        with RunWriter.open(run, root, history=history, overwrite=overwrite) as writer:
-            for epoch in range(2):
+    def submit(self, function, *args):
+        future = Future()
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class Scene:
+    """A runs folder as it is before, something done to it, and what must hold after."""
+
+    history: HistoryJournal | None = None
+    options: dict = {}  # noqa: RUF012
+    links = True
+
+    def __init__(self, parts, root, committed):
+        self.parts, self.root, self.committed = parts, root, committed
+        self.run = parts.run(8, salt="the one")
+        self.paths = RunPaths(root, self.run.id)
+
+    def prepare(self):
+        """Another run, which owns ``best``."""
+        self.fit(self.parts.run(8, salt="first"), errors=[0.4])
+
+    def act(self):
+        self.fit(self.run, history=self.history, **self.options)
+
+    def check(self, error):
+        if error is not None:  # nobody is left to release it after a kill
+            assert self.paths.exists() or not os.path.lexists(self.paths.dir)
+        best = read_manifest(self.run.id, "best", self.root)
+        if self.paths.exists():
+            assert (best["record"]["epoch_idx"] if best else NOTHING) == committed_epoch(self.paths)
+
+    def fit(self, run, errors=(0.3, 0.2), **options):
+        """Phases, BEST, points inside the epochs, a callback's checkpoint, provenance."""
+        parts = self.parts
+        plan = ExperimentManifest(config={"salt": run.salt})
+        with RunWriter.open(run, self.root, provenance=plan, **options) as writer:
+            for epoch, error in enumerate(errors):
                 writer.append(parts.record(epoch, 0))
                 inside = parts.state(epoch)
                 inside["counters"] = {"global_step": 2 * epoch + 1}
                 writer.commit_step(parts.checkpoint(epoch), inside)
-                writer.append(parts.record(epoch, 1, error=0.3 - 0.1 * epoch))
+                writer.append(parts.record(epoch, 1, error=error))
                 writer.commit_epoch(
-                    parts.checkpoint(epoch, idp=writer.idps[-1]),
-                    parts.state(epoch),
-                    phases=[Checkpoints.FIRST] if epoch == 0 else [],
-                    best=True,
+                    parts.checkpoint(epoch, idp=writer.idps[-1]), parts.state(epoch),
+                    phases=[(Checkpoints.FIRST, Checkpoints.Q1)[epoch]], best=True,
                     deferred={f"custom_e{epoch}": parts.checkpoint(epoch)},
-                )
+                )  # fmt: skip
+                self.committed(epoch)
             writer.finish()
 
-    return run_fit
+
+class Table(Scene):
+    pass
+
+
+class Journal(Scene):
+    history = HistoryJournal(retention=4, chunk_size=1)
+
+
+class Copies(Scene):
+    """The filesystem has no hard links."""
+
+    links = False
+
+
+class Overwrite(Scene):
+    """The run that owns ``best`` is replaced."""
+
+    options = {"overwrite": True}  # noqa: RUF012
+
+    def prepare(self):
+        super().prepare()
+        self.fit(self.run)
+
+    def check(self, error):
+        assert best_run_id(self.root) is not None
+
+
+class Remove(Overwrite):
+    def act(self):
+        lease.remove(self.paths)
+
+    def check(self, error):
+        super().check(error)
+        if not self.paths.exists():
+            assert not os.path.lexists(self.paths.dir)
+            assert best_run_id(self.root) == self.parts.run(8, salt="first").id
+
+
+class Collect(Overwrite):
+    """What killed processes leave behind is removed."""
+
+    def prepare(self):
+        super().prepare()
+        checkpoints = self.paths.checkpoints
+        shutil.copytree(self.paths.dir, os.path.join(self.root, ".trash-x-01234567"))
+        os.makedirs(os.path.join(self.root, "reserved"))
+        for path in (
+            f"{self.root}/reserved/.history-committed-by-last", f"{self.root}/.x.0123456789ab",
+            f"{self.paths.dir}/.run.yaml.0123456789ab", f"{checkpoints}/last.pt.opt.{'0' * 32}.pt",
+            f"{checkpoints}/.last.pt.opt.pt.0123456789ab", f"{checkpoints}/q2.pt.staged",
+        ):  # fmt: skip
+            with open(path, "w"):
+                pass
+        for name in ("best.pt", "best.pt.manifest.json"):  # a writer died before its renames
+            os.rename(f"{checkpoints}/{name}", f"{checkpoints}/{name}.staged")
+        with open(self.paths.idps_csv, "a") as table:
+            table.write("4,0.1,4,2,0,1.0,0.75\n")
+        os.unlink(f"{self.root}/best")
+        os.symlink(self.parts.run(8, salt="first").id, f"{self.root}/best")
+
+    def act(self):
+        collect(self.root)
+
+    def check(self, error):
+        assert committed_epoch(self.paths) == 1
+        collect(self.root)
+        assert best_run_id(self.root) == self.run.id
+
+
+class Save(Overwrite):
+    def act(self):
+        NNRun.load(self.run.id, self.root).save(self.root)
+
+    def check(self, error):
+        assert len(NNRun.load(self.run.id, self.root).idps) == 4
+
+
+class Checkpoint(Overwrite):
+    """One tag is written again, outside of a fit."""
+
+    def act(self):
+        fields = {"optimizer_state": {"x": 1}, "completed_epoch": 1}
+        self.parts.checkpoint(1, fill=1.0).save(self.run.id, Checkpoints.Q1, self.root, **fields)
+
+    def check(self, error):
+        assert NNCheckpoint.verify(self.run.id, Checkpoints.Q1, self.root)["generation"] in (1, 2)
+
+
+class Migrate(Overwrite):
+    def act(self):
+        migrate_history(self.run.id, self.root, spec=Journal.history)
+
+    def check(self, error):
+        records = list(iter_history(self.run.id, self.root))
+        assert [record.epoch_idx for record in records] == [0, 0, 1, 1]
+        migrate_history(self.run.id, self.root, spec=Journal.history)
+        assert list(iter_history(self.run.id, self.root)) == records
 
 
 @pytest.fixture
-def folders(train, parts, tmp_path):
-    """Fresh runs folders that already hold a run, which owns ``best``."""
-    train(parts.run(3, salt="first"), epochs=1, errors=[0.4])
+def sweep(parts, tmp_path, monkeypatch, check_sound):
+    """Do a scene again and again, each time with the fault at another operation."""
 
-    def fresh(name: str) -> str:
-        root = tmp_path / f"runs-{name}"
-        shutil.copytree(tmp_path / "runs", root, symlinks=True)
-        return str(root)
+    def prepared(scene, name):
+        root = str(tmp_path / name)
+        made = scene(parts, root, lambda epoch: None)
+        if os.path.isdir(f"{tmp_path}/base"):
+            shutil.copytree(f"{tmp_path}/base", root, symlinks=True)
+        else:
+            made.prepare()
+        return made
 
-    return fresh
+    def act(made, disk):
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "disk", disk)
+            patch.setattr(files, "_workers", Inline)
+            made.act()
 
+    def failed(made, disk):
+        """Act with one failure; the last committed epoch and the error."""
+        epochs = [NOTHING]
+        made.committed = epochs.append
+        opened = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        error = None
+        try:
+            act(made, disk)
+        except OSError as caught:
+            error = caught
+        assert disk.error is not None
+        if error is not None:
+            # What failed is what is raised, not what failed while cleaning up after it.
+            assert disk.error in (error, error.__cause__, error.__context__)
+        if opened:
+            assert len(os.listdir("/proc/self/fd")) == opened
+        if disk.done[disk.at - 1] not in ("unlink", "rmdir") and not isinstance(made, Collect):
+            for where, _, names in os.walk(made.root):
+                for name in names:
+                    leftover = os.path.join(where, name)
+                    assert not files.is_temporary_name(name), leftover
+        return epochs[-1], error
 
-def attempt(fit, run, root, disk, monkeypatch, **options):
-    """Run the fit on a failing disk; the last epoch whose commit returned."""
-    monkeypatch.setattr(files, "disk", disk)
-    committed = []
-    real = RunWriter.commit_epoch
+    def killed(made, disk):
+        """Act in a process that is killed; the last epoch it committed."""
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                made.committed = lambda epoch: os.write(writing, bytes([epoch]))
+                act(made, disk)
+                print(f"it got past {disk.at} in {disk.done}", file=sys.stderr)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        os.close(writing)
+        _, status = os.waitpid(child, 0)
+        with open(reading, "rb") as pipe:
+            epochs = pipe.read()
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        return (epochs[-1] if epochs else NOTHING), None
 
-    def commit_epoch(self, *args, **kwargs):
-        done = real(self, *args, **kwargs)
-        committed.append(done.epoch)
-        return done
+    def run(scene, fault, stride):
+        base = prepared(scene, "base")
+        counted = prepared(scene, "counted")
+        disk = FailingDisk(links=scene.links)
+        act(counted, disk)
+        counted.check(None)
+        check_sound(counted.root)
+        first = 1 + list(FAULTS).index(fault) * stride // len(FAULTS)
+        operations = range(1, len(disk.done) + 1)
+        for at in operations if THOROUGH else operations[first - 1 :: stride]:
+            made = prepared(scene, f"at-{at}")
+            failing = FailingDisk(at, FAULTS[fault], scene.links)
+            committed, error = (killed if fault == "killed" else failed)(made, failing)
+            try:
+                made.check(error)
+                check_sound(made.root, committed={made.run.id: committed})
+                if scene in (Table, Journal, Copies, Overwrite):  # nothing is in the way
+                    made.committed = lambda epoch: None
+                    made.fit(made.run, history=made.history, overwrite=True)
+                    check_sound(made.root, committed={made.run.id: 1})
+            except BaseException as problem:
+                problem.args = (f"{disk.done[at - 1]}, operation {at}: {error!r}", *problem.args)
+                raise
+            shutil.rmtree(made.root)
+        assert base.root.endswith("base")
 
-    monkeypatch.setattr(RunWriter, "commit_epoch", commit_epoch)
-    error = None
-    try:
-        fit(run, root, **options)
-    except (OSError, Crash) as caught:
-        error = caught
-    monkeypatch.undo()
-    return (committed[-1] if committed else NOTHING), error
-
-
-def count_operations(fit, run, root, monkeypatch, **options):
-    disk = FailingDisk(-1, 0, crash=False)
-    attempt(fit, run, root, disk, monkeypatch, **options)
-    return disk.count
-
-
-def journal():
-    from nnx.history import HistoryJournal
-
-    return HistoryJournal(retention=4, chunk_size=1)
-
-
-THOROUGH = os.environ.get("NNX_THOROUGH") == "1"
-# The whole sweep takes minutes: by default every ninth operation, with NNX_THOROUGH=1 all.
-STRIDE = 1 if THOROUGH else 9
-
-
-@pytest.mark.parametrize("history", [None, journal], ids=["table", "journal"])
-def test_a_crash_at_any_operation_keeps_every_committed_epoch(
-    fit, folders, parts, monkeypatch, check_sound, history
-):
-    options = {"history": history() if history else None}
-    run = parts.run(3, salt="crash")
-    total = count_operations(fit, run, folders("count"), monkeypatch, **options)
-    assert total > 100
-    for at in range(1 + STRIDE // 2, total + 1, STRIDE):
-        root = folders(str(at))
-        disk = FailingDisk(at, 0, crash=True, late=at % 2 == 0)
-        committed, error = attempt(fit, run, root, disk, monkeypatch, **options)
-        assert isinstance(error, Crash) or disk.failed is None
-        paths = RunPaths(root, run.id)
-        check_sound(root, committed={run.id: committed})
-        if paths.exists():
-            best = read_manifest(run.id, "best", root)
-            last = committed_epoch(paths)
-            assert (best["record"]["epoch_idx"] if best else NOTHING) == last
-        shutil.rmtree(root)
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
-@pytest.mark.parametrize("history", [None, journal], ids=["table", "journal"])
-def test_a_failed_operation_raises_and_keeps_every_committed_epoch(
-    fit, folders, parts, monkeypatch, check_sound, history, code
-):
-    options = {"history": history() if history else None}
-    run = parts.run(3, salt="fail")
-    total = count_operations(fit, run, folders("count"), monkeypatch, **options)
-    for at in range(1 + STRIDE // 2, total + 1, STRIDE):
-        root = folders(str(at))
-        disk = FailingDisk(at, code, crash=False)
-        committed, error = attempt(fit, run, root, disk, monkeypatch, **options)
-        paths = RunPaths(root, run.id)
-        if error is None:
-            assert committed == 1
-        if not paths.exists():
-            assert not os.path.exists(paths.dir)
-        check_sound(root, committed={run.id: committed})
-        assert best_run_id(root) is not None
-        shutil.rmtree(root)
+    return run
 
 
-def test_an_overwrite_that_fails_anywhere_leaves_the_old_run_or_none(
-    fit, folders, parts, monkeypatch, check_sound
-):
-    run = parts.run(3, salt="again")
-    base = folders("base")
-    fit(run, base)
-    total = count_operations(fit, run, base, monkeypatch, overwrite=True)
-    for at in range(1, total + 1, STRIDE + 2):
-        root = f"{base}-{at}"
-        shutil.copytree(base, root, symlinks=True)
-        disk = FailingDisk(at, errno.EIO, crash=at % 2 == 0)
-        attempt(fit, run, root, disk, monkeypatch, overwrite=True)
-        check_sound(root)
-        holder = best_run_id(root)
-        assert holder is not None
-        assert NNRun.load(holder, root).id == holder
-        shutil.rmtree(root)
-
-
-def test_a_failed_link_falls_back_to_a_copy(fit, root, parts, monkeypatch, check_sound):
-    class NoLinks(files.Disk):
-        def link(self, source, target):
-            raise OSError(errno.EPERM, "no hard links here")
-
-    monkeypatch.setattr(files, "disk", NoLinks())
-    run = parts.run(3, salt="copies")
-    fit(run, root)
-    folder = f"runs/{run.id}/checkpoints"
-    assert os.stat(f"{folder}/last.pt").st_ino != os.stat(f"{folder}/best.pt").st_ino
-    with open(f"{folder}/last.pt", "rb") as last, open(f"{folder}/best.pt", "rb") as best:
-        assert last.read() == best.read()
-    check_sound(root)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("scene", "stride"),
+    [
+        (Table, 24), (Journal, 24), (Copies, 29), (Overwrite, 29), (Remove, 5), (Collect, 5),
+        (Save, 3), (Checkpoint, 4), (Migrate, 5),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_whatever_fails_every_committed_epoch_is_kept(sweep, scene, stride, fault):
+    if fault == "killed" and not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    sweep(scene, fault, stride)

@@ -110,10 +110,10 @@ def test_temporary_names_are_known_and_no_other_is():
 def test_a_filesystem_that_cannot_flush_is_accepted_and_a_broken_disk_is_not(tmp_path, monkeypatch):
     with open(tmp_path / "x", "wb") as stream:
         monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(22, "no")))
-        files.flush_to_disk(stream.fileno())
+        files.Disk().flush(stream.fileno())
         monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(5, "broken")))
         with pytest.raises(OSError, match="broken"):
-            files.flush_to_disk(stream.fileno())
+            files.Disk().flush(stream.fileno())
 
 
 @pytest.mark.parametrize("sizes", [[0], [10], [300_000], [5, 300_000, 7, 2_000_000, 1]])

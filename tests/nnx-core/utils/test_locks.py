@@ -110,3 +110,15 @@ def test_waiting_for_a_lock_ends_when_it_is_free(tmp_path):
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="only flock can be shared")
+def test_who_only_looks_is_not_taken_for_the_holder(tmp_path):
+    from nnx.utils import locks
+
+    path = str(tmp_path / "x.lock")
+    other = locks._Flock(path, 0, shared=True)  # another look, at the same instant
+    assert not is_held(path)
+    threading.Timer(0.05, other.release).start()
+    with locked(path, timeout=20):
+        assert is_held(path)

@@ -162,7 +162,7 @@ class JournalWriter:
             "epochs_bytes": now["epochs_bytes"] + len(summary),
         }
         for path in self._unflushed:
-            flushes.add(os.open(path, os.O_RDWR))
+            flushes.add(fs.disk.reopen(path))
         self._append("index.jsonl", now["index_bytes"], index, flushes)
         self._append("epochs.jsonl", now["epochs_bytes"], summary, flushes)
         flushes.wait()
@@ -206,11 +206,8 @@ class JournalWriter:
         path = os.path.join(self.folder, chunk_name(self._chunks))
         with contextlib.suppress(FileNotFoundError):
             fs.disk.unlink(path)  # of an epoch that was never committed
-        descriptor = fs.disk.create(path)
-        try:
+        with fs.closing(fs.disk.create(path)) as descriptor:
             fs.disk.write(descriptor, data)
-        finally:
-            os.close(descriptor)
         entry = line(
             {
                 "chunk": self._chunks,
@@ -234,7 +231,7 @@ class JournalWriter:
                 fs.disk.truncate(descriptor, size)
             fs.disk.write(descriptor, data)
         except BaseException:
-            os.close(descriptor)
+            fs.close_quietly(descriptor)
             raise
         flushes.add(descriptor)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import os
-import shutil
 
 from nnx.history.journal import HistoryJournal, JournalWriter
 from nnx.history.reading import Journal
@@ -14,6 +13,7 @@ from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.errors import HistoryCorruptionError, RunBusyError
 from nnx.store.paths import BEST_POINTER, RunPaths
 from nnx.utils import files as fs
+from nnx.utils.folders import remove_tree, remove_tree_quietly
 from nnx.utils.locks import locked
 
 
@@ -75,11 +75,11 @@ def _build(paths: RunPaths, spec: HistoryJournal, discard_uncommitted: bool) -> 
                 f"nothing was changed"
             )
         if os.path.isdir(paths.history):
-            shutil.rmtree(paths.history)  # never published: it has no manifest
+            remove_tree(paths.history)  # never published: it has no manifest
         fs.disk.replace(staging, paths.history)
         fs.disk.flush_directory(paths.dir)
     except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
+        remove_tree_quietly(staging)
         raise
 
 

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from nnx.provenance.manifest import ExperimentManifest
-from nnx.utils.files import atomic_write
+from nnx.utils import files as fs
 from nnx.utils.jsonlike import thaw
 
 STATUSES = ("running", "completed", "failed", "cancelled")
@@ -127,9 +127,7 @@ class AttemptRecorder:
         """Take both files back, for a fit that wrote nothing else."""
         if self.attempt is not None:
             for name in (ATTEMPT_FILE, PROVENANCE_FILE):
-                path = os.path.join(self._folder, name)
-                if os.path.exists(path):
-                    os.unlink(path)
+                fs.remove_quietly(os.path.join(self._folder, name))
 
     def _end(
         self, status: str, error: Mapping[str, Any] | None, compile: Mapping[str, Any] | None
@@ -148,7 +146,7 @@ class AttemptRecorder:
 
 def write_json(path: str, document: Mapping[str, Any]) -> None:
     text = json.dumps(document, sort_keys=True, indent=1, ensure_ascii=False)
-    with atomic_write(path, "wb") as stream:
+    with fs.atomic_write(path, "wb") as stream:
         stream.write(text.encode("utf-8", "surrogatepass") + b"\n")
 
 

@@ -49,6 +49,7 @@ class NNCheckpoint:
         be a tensor, and the network must be one that a factory rebuilds.
         """
         from nnx.utils.files import atomic_write
+        from nnx.utils.folders import make_folder
 
         if format not in ("pickle", "safetensors"):
             raise ValueError(f"format must be 'pickle' or 'safetensors', not {format!r}")
@@ -56,7 +57,7 @@ class NNCheckpoint:
             import torch
 
             plain = codec.to_plain(self, None)
-            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            make_folder(os.path.dirname(os.path.abspath(path)))
             with atomic_write(path, "wb", strict=True) as stream:
                 torch.save(plain, stream)
             return
@@ -73,7 +74,7 @@ class NNCheckpoint:
             )
         tensors, metadata = codec.to_safetensors(self)
         payload = save(tensors, metadata=metadata)
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        make_folder(os.path.dirname(os.path.abspath(path)))
         with atomic_write(path, "wb", strict=True) as stream:
             stream.write(payload)
 
@@ -193,11 +194,12 @@ class NNCheckpoint:
         given = locals()
         from nnx.store.commit import Commit
         from nnx.store.paths import RunPaths, tag_name
+        from nnx.utils.folders import make_folder
 
         fields = {name: given[name] for name in codec.STATE_FIELDS if given[name] is not None}
         paths, tag = RunPaths.of(run, root), tag_name(type)
         paths.refuse_link()
-        os.makedirs(paths.checkpoints, exist_ok=True)
+        make_folder(paths.checkpoints)
         with Commit(paths.checkpoints, self, fields or None, tags=(tag,)) as commit:
             commit.publish(tag)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from nnx.store.history_of import has_journal
 from nnx.store.paths import BEST_POINTER, MARKER, STEP, PointFiles, RunPaths, runs_root
 from nnx.store.points import step_is_newer, written_tags
 from nnx.utils import files as fs
+from nnx.utils.folders import remove_tree
 from nnx.utils.locks import is_held, locked
 
 
@@ -49,12 +49,18 @@ def collect(root: str | None = None, *, dry_run: bool = False) -> list[Leftover]
             done = _cleaned(_root_leftovers(folder))
     for name in election.run_names(folder):
         done += _collect_run(RunPaths(folder, name), dry_run)
-    pointer = os.path.join(folder, BEST_POINTER)
-    if os.path.lexists(pointer) and election.best_run_id(folder) is None:
-        done.append(Leftover(pointer, "points to no run", lambda: None))
+    holder = election.best_run_id(folder)
+    if election.elect(folder, incumbent=holder) != holder or _dangles(folder, holder):
+        pointer = os.path.join(folder, BEST_POINTER)
+        reason = "points to no run" if holder is None else "does not point to the best run"
+        done.append(Leftover(pointer, reason, lambda: None))
         if not dry_run:
             election.repair(folder)
     return done
+
+
+def _dangles(folder: str, holder: str | None) -> bool:
+    return holder is None and os.path.lexists(os.path.join(folder, BEST_POINTER))
 
 
 def _collect_run(paths: RunPaths, dry_run: bool) -> list[Leftover]:
@@ -222,7 +228,7 @@ def _point_remover(files: PointFiles) -> Callable[[], None]:
 def _remover(path: str) -> Callable[[], None]:
     def clean() -> None:
         if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
+            remove_tree(path)
         else:
             with contextlib.suppress(FileNotFoundError):
                 fs.disk.unlink(path)

@@ -80,7 +80,7 @@ class CsvHistory:
                 fs.disk.truncate(descriptor, self._size)
             fs.disk.write(descriptor, data)
         except BaseException:
-            os.close(descriptor)
+            fs.close_quietly(descriptor)
             raise
         flushes.add(descriptor)
         self._size += len(data)
@@ -93,11 +93,8 @@ class CsvHistory:
         self._size, self._rows = self._before
         self._before = None
         if os.path.exists(self.path):
-            descriptor = fs.disk.open_append(self.path)
-            try:
+            with fs.closing(fs.disk.open_append(self.path)) as descriptor:
                 fs.disk.truncate(descriptor, self._size)
-            finally:
-                os.close(descriptor)
 
     def _widen(self, fresh: list[str]) -> None:
         columns = [*self._columns, *fresh]

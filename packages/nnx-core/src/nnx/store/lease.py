@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 
 from nnx.store import election
 from nnx.store.errors import RunBusyError
 from nnx.store.paths import MARKER, RunPaths
 from nnx.utils import files as fs
+from nnx.utils.folders import make_folder, remove_tree, remove_tree_quietly
 from nnx.utils.locks import is_held, locked
 
 TRASH = ".trash-"
 _QUIET = {MARKER, ".run.lock"}  # what a reservation holds before the first run file
 _ADMISSION_SECONDS = 120.0
+_GLANCE_SECONDS = 0.2  # who looks whether a run is being trained holds its lease for an instant
 
 
 def ensure_writable(paths: RunPaths, *, overwrite: bool) -> None:
@@ -38,9 +39,9 @@ def ensure_writable(paths: RunPaths, *, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def lease(paths: RunPaths) -> Iterator[None]:
-    """Be the only process that writes the run; refuse at once when one does."""
-    os.makedirs(os.path.dirname(paths.lease), exist_ok=True)
-    with locked(paths.lease, timeout=0, what=_what(paths), error=RunBusyError):
+    """Be the only process that writes the run; refuse when one does."""
+    make_folder(os.path.dirname(paths.lease))
+    with locked(paths.lease, timeout=_GLANCE_SECONDS, what=_what(paths), error=RunBusyError):
         yield
 
 
@@ -63,7 +64,7 @@ def writable_lease(paths: RunPaths, *, overwrite: bool) -> Iterator[None]:
             yield
         finally:
             if reserved and not paths.exists():
-                shutil.rmtree(paths.dir, ignore_errors=True)
+                remove_tree_quietly(paths.dir)
             else:
                 release_if_empty(paths)
 
@@ -95,7 +96,7 @@ def discard(paths: RunPaths) -> None:
     """Take a run out of sight in one step, then delete it."""
     trash = os.path.join(paths.root, f"{TRASH}{paths.id[:100]}-{secrets.token_hex(4)}")
     fs.disk.replace(paths.dir, trash)
-    shutil.rmtree(trash)
+    remove_tree(trash)
 
 
 def release_if_empty(paths: RunPaths) -> None:

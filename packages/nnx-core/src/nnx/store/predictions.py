@@ -14,6 +14,7 @@ from typing import Any
 
 from nnx.store.paths import RunPaths, check_name
 from nnx.utils.files import atomic_write
+from nnx.utils.folders import make_folder
 
 _HEADER = ["sample_id", "target", "predicted"]
 
@@ -56,7 +57,7 @@ def save_predictions(
             + ", ".join(str(len(c)) for c in columns)
         )
     folder = os.path.join(paths.dir, "predictions")
-    os.makedirs(folder, exist_ok=True)
+    make_folder(folder)
     path = os.path.join(folder, f"{split}.csv")
     with atomic_write(path) as stream:
         writer = csv.writer(stream)

@@ -25,6 +25,7 @@ from nnx.store.errors import RunBusyError
 from nnx.store.history_of import has_journal, read_history
 from nnx.store.paths import RunPaths, runs_root
 from nnx.store.yamlio import read_yaml, write_yaml
+from nnx.utils.folders import make_folder
 from nnx.utils.locks import locked
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class NNRun:
             )
         paths.refuse_link()
         with lease.lease(paths):
-            os.makedirs(paths.dir, exist_ok=True)
+            make_folder(paths.dir)
             with locked(paths.lock, timeout=120, what=f"run {paths.id}", error=RunBusyError):
                 write_config(self, paths)
                 if self.idps is not None and self.history is None and not has_journal(paths):

@@ -143,8 +143,8 @@ class RunWriter:
         link = _parent_link(parent, root) if isinstance(parent, ResumePoint) else parent
         with lease.writable_lease(paths, overwrite=overwrite):
             writer = cls(run, paths, history, provenance, link)
-            writer.attempts.start()
             try:
+                writer.attempts.start()
                 yield writer
             except BaseException as error:
                 if writer._begun:

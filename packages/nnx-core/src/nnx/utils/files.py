@@ -14,128 +14,19 @@ import io
 import os
 import queue
 import secrets
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-# A filesystem that cannot flush says one of these; anything else is a real failure.
-_UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOTTY}
+from nnx.utils.disk import UNSUPPORTED, Disk, StrPath, start_writing
+
 # A filesystem that cannot link says one of these; copying is the fallback.
-_CANNOT_LINK = _UNSUPPORTED | {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EACCES}
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-_FICLONE = 0x40049409  # ioctl: share the blocks of another file (btrfs, XFS, ZFS)
+_CANNOT_LINK = UNSUPPORTED | {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EACCES}
 BLOCK = 1 << 18
-
-StrPath = str | os.PathLike[str]
-
-
-class Disk:
-    """The operations that change a disk."""
-
-    def create(self, path: StrPath) -> int:
-        """A descriptor of a new file; an existing name, or a link, is an error."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
-
-    def open_append(self, path: StrPath) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_FOLLOW, 0o666)
-
-    def write(self, descriptor: int, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        done = 0
-        while done < len(view):
-            done += os.write(descriptor, view[done:])
-        return done
-
-    def flush(self, descriptor: int) -> None:
-        flush_to_disk(descriptor)
-
-    def flush_directory(self, path: StrPath) -> None:
-        flush_directory(path)
-
-    def truncate(self, descriptor: int, size: int) -> None:
-        os.ftruncate(descriptor, size)
-
-    def replace(self, source: StrPath, target: StrPath) -> None:
-        os.replace(source, target)
-
-    def link(self, source: StrPath, target: StrPath) -> None:
-        os.link(source, target)
-
-    def symlink(self, target: StrPath, path: StrPath) -> None:
-        os.symlink(target, path)
-
-    def unlink(self, path: StrPath) -> None:
-        os.unlink(path)
-
-    def mkdir(self, path: StrPath) -> None:
-        os.mkdir(path)
-
-    def rmdir(self, path: StrPath) -> None:
-        os.rmdir(path)
 
 
 disk = Disk()
-
-
-def flush_to_disk(descriptor: int) -> None:
-    """Flush one descriptor to stable storage, as far as the system supports it.
-
-    On macOS only ``F_FULLFSYNC`` reaches the drive. A filesystem that cannot
-    flush is accepted; a real input/output error is raised.
-    """
-    try:
-        try:
-            import fcntl
-
-            full = getattr(fcntl, "F_FULLFSYNC", None)
-        except ImportError:
-            full = None
-        if full is not None:
-            fcntl.fcntl(descriptor, full)
-        else:
-            os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-
-
-def flush_directory(path: StrPath) -> None:
-    """Flush a directory, so that the renames in it survive a power loss."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        flush_to_disk(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def start_writing(descriptor: int) -> None:
-    """Ask the system to begin writing what a flush will wait for; a hint, on Linux alone.
-
-    It also makes the filesystem choose the file's blocks now, so that flushes of
-    several files find all of them in one transaction of its journal.
-    """
-    call = _sync_file_range()
-    if call is not None:
-        call(descriptor, 0, 0, _WRITE_OUT)  # what fails here fails the flush again
-
-
-_WRITE_OUT = 2  # SYNC_FILE_RANGE_WRITE
-
-
-@functools.cache
-def _sync_file_range() -> Any:
-    if not sys.platform.startswith("linux"):
-        return None
-    import ctypes
-
-    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if call is not None:
-        call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return call
 
 
 def temporary_name(path: StrPath) -> str:
@@ -159,6 +50,23 @@ def remove_quietly(path: StrPath) -> None:
     """Remove a file if that can be done."""
     with contextlib.suppress(OSError):
         disk.unlink(path)
+
+
+def close_quietly(descriptor: int) -> None:
+    """Close a descriptor while another error is on its way."""
+    with contextlib.suppress(OSError):
+        disk.close(descriptor)
+
+
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close a descriptor at the end; a failure to close never masks an earlier one."""
+    try:
+        yield descriptor
+    except BaseException:
+        close_quietly(descriptor)
+        raise
+    disk.close(descriptor)
 
 
 class _DiskFile(io.RawIOBase):
@@ -190,7 +98,7 @@ class _DiskFile(io.RawIOBase):
             try:
                 super().close()
             finally:
-                os.close(self._descriptor)
+                disk.close(self._descriptor)
 
 
 @contextlib.contextmanager
@@ -319,7 +227,7 @@ def _flush_and_close(disk: Disk, descriptor: int) -> None:
     try:
         disk.flush(descriptor)
     finally:
-        os.close(descriptor)
+        disk.close(descriptor)
 
 
 def write_new(path: StrPath, data: bytes, flushes: Flushes) -> None:
@@ -328,7 +236,7 @@ def write_new(path: StrPath, data: bytes, flushes: Flushes) -> None:
     try:
         disk.write(descriptor, data)
     except BaseException:
-        os.close(descriptor)
+        close_quietly(descriptor)
         remove_quietly(path)
         raise
     flushes.add(descriptor, len(data))
@@ -349,15 +257,13 @@ def share_file(source: StrPath, target: StrPath) -> None:
         if error.errno not in _CANNOT_LINK:
             raise
     with open(source, "rb") as stream:
-        descriptor = disk.create(target)
+        copy = disk.create(target)
         try:
-            try:
-                if not _reflink(stream.fileno(), descriptor):
+            with closing(copy):
+                if not _reflink(stream.fileno(), copy):
                     while block := stream.read(1 << 22):
-                        disk.write(descriptor, block)
-                disk.flush(descriptor)
-            finally:
-                os.close(descriptor)
+                        disk.write(copy, block)
+                disk.flush(copy)
         except BaseException:
             remove_quietly(target)
             raise
@@ -365,10 +271,8 @@ def share_file(source: StrPath, target: StrPath) -> None:
 
 def _reflink(source: int, target: int) -> bool:
     try:
-        import fcntl
-
-        fcntl.ioctl(target, _FICLONE, source)
-    except (ImportError, OSError):
+        disk.clone(source, target)
+    except OSError:
         return False
     return True
 
@@ -417,8 +321,7 @@ class HashingFile:
         """Close and remove the file, whatever was written so far."""
         self._stop()
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
+            close_quietly(self._descriptor)
             self._descriptor = -1
         remove_quietly(self.path)
 

@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from nnx.utils import files as fs
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -35,11 +37,11 @@ class _Timeout(Exception):
 
 
 class _Flock:
-    """An exclusive ``flock`` on a file that is created when missing."""
+    """A ``flock``, exclusive or ``shared``, on a file that is created when missing."""
 
-    def __init__(self, path: str, timeout: float) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, 0o666)
+    def __init__(self, path: str, timeout: float, *, shared: bool = False) -> None:
+        self._shared = shared
+        self._descriptor = fs.disk.open_lock(path)
         give_up = time.monotonic() + timeout
         try:
             while not self._try():
@@ -47,12 +49,12 @@ class _Flock:
                     raise _Timeout
                 time.sleep(_POLL_SECONDS)
         except BaseException:
-            os.close(self._descriptor)
+            self.release()
             raise
 
     def _try(self) -> bool:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fs.disk.lock(self._descriptor, shared=self._shared)
         except BlockingIOError:
             return False
         return True
@@ -66,7 +68,7 @@ class _Flock:
 
 
 class _Filelock:
-    def __init__(self, path: str, timeout: float) -> None:
+    def __init__(self, path: str, timeout: float, *, shared: bool = False) -> None:
         from filelock import FileLock, Timeout
 
         # filelock opens for writing, which must not reach through a link.
@@ -144,14 +146,14 @@ def _acquire(
         raise
 
 
-def _take(path: str, timeout: float) -> Any:
+def _take(path: str, timeout: float, *, shared: bool = False) -> Any:
     if fcntl is not None:
         try:
-            return _Flock(path, timeout)
+            return _Flock(path, timeout, shared=shared)
         except OSError as error:
             if error.errno not in _NO_FLOCK:
                 raise
-    return _Filelock(path, timeout)
+    return _Filelock(path, timeout, shared=shared)
 
 
 def is_held(path: str | os.PathLike[str]) -> bool:
@@ -162,7 +164,8 @@ def is_held(path: str | os.PathLike[str]) -> bool:
     if not os.path.exists(where):
         return False
     try:
-        _take(where, 0).release()
+        # Shared, so that two who look at once do not take each other for the holder.
+        _take(where, 0, shared=True).release()
     except _Timeout:
         return True
     except OSError:
