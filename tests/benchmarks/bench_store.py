@@ -20,6 +20,7 @@ from measure import Row, interleaved, seconds, spread
 from nnx.history import HistoryJournal
 from nnx.store import NNCheckpoint, NNRun, RunWriter
 from nnx.store.yamlio import write_yaml
+from nnx.utils.files import Flushes
 
 _spec = importlib.util.spec_from_file_location(
     "store_parts", Path(__file__).parents[1] / "nnx-core" / "store" / "conftest.py"
@@ -198,7 +199,7 @@ def write_journal(path: str, count: int) -> None:
     for epoch in range(count // batches):
         for batch in range(batches):
             writer.add(parts.make_record(epoch, batch, batches=batches))
-        writer.commit()
+        writer.commit(Flushes())
 
 
 def bench_listing() -> Iterator[Row]:

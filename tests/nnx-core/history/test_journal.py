@@ -14,6 +14,7 @@ from nnx.history import HistoryCorruptionError, HistoryJournal, iter_history
 from nnx.history.journal import JournalWriter
 from nnx.history.reading import Journal
 from nnx.store import NNRun, RunWriter
+from nnx.utils.files import Flushes
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_any_epochs_come_back_in_order_through_any_chunks(
         done = parts_of(epoch, batches - 1, batches=batches, error=0.123)
         writer.replace_last(done)
         expected[-1] = done
-        writer.commit()
+        writer.commit(Flushes())
     journal = Journal.open(folder)
     assert list(journal.iterate()) == expected
     assert max(c.records for c in journal.chunks) <= spec.chunk
@@ -237,7 +238,7 @@ def test_bytes_written_grow_linearly_and_memory_stays_flat(tmp_path, parts):
         for epoch in range(epochs):
             for batch in range(40):
                 writer.add(parts.record(epoch, batch, batches=40))
-            writer.commit()
+            writer.commit(Flushes())
         held = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         return held, sum(p.stat().st_size for p in Path(folder).iterdir())

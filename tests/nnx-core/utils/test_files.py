@@ -175,9 +175,10 @@ def test_small_files_and_their_folder_are_flushed_together_and_a_large_one_at_on
 
     class Watched(files.Disk):
         def flush(self, descriptor):
-            flushed.append(os.fstat(descriptor).st_size)
+            size = os.fstat(descriptor).st_size
+            flushed.append(size)
             super().flush(descriptor)
-            if flushed[-1] >= files.BLOCK:
+            if size >= files.BLOCK:
                 large_is_done.set()
 
         def flush_directory(self, path):

@@ -139,9 +139,11 @@ class JournalWriter:
             found += [NNIterationDataPoint.from_state(row) for row in rows]
         return [*found, *self._waiting]
 
-    def commit(self, flushes: fs.Flushes | None = None) -> None:
-        """Publish the epoch's records; everything is on disk when this returns."""
-        flushes = fs.Flushes() if flushes is None else flushes
+    def commit(self, flushes: fs.Flushes) -> None:
+        """Publish the epoch's records; everything is on disk when this returns.
+
+        After an error the caller settles ``flushes``, which hold open files.
+        """
         self._previous = self._published
         if not self._waiting and not self._entries:
             return

@@ -60,13 +60,14 @@ def _build(paths: RunPaths, spec: HistoryJournal, discard_uncommitted: bool) -> 
             f"them, a migration would delete them: pass discard_uncommitted=True to allow that."
         )
     staging = fs.temporary_name(paths.history)
+    flushes = fs.Flushes()
     try:
         fs.disk.mkdir(staging)
         writer = JournalWriter(staging, spec)
         for _, epoch in itertools.groupby(records, key=lambda record: record.epoch_idx):
             for record in epoch:
                 writer.add(record)
-            writer.commit()
+            writer.commit(flushes)
         if not records:
             writer.publish_empty()
         if list(Journal.open(staging).iterate()) != records:
@@ -79,6 +80,7 @@ def _build(paths: RunPaths, spec: HistoryJournal, discard_uncommitted: bool) -> 
         fs.disk.replace(staging, paths.history)
         fs.disk.flush_directory(paths.dir)
     except BaseException:
+        flushes.settle()
         remove_tree_quietly(staging)
         raise
 
