@@ -19,6 +19,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from nnx.components import ComponentSpec
+from nnx.engine import direct
 from nnx.engine.gradients import all_finite
 from nnx.engine.window import (
     GradientWindow,
@@ -177,7 +178,7 @@ class UpdateEngine:
                 parameter.grad = None  # zero_grad() would open a profiler range for it
         loss = supervised.loss
         try:
-            loss.backward()
+            direct.backward(loss)
         except Exception as error:
             self._note_backward_error(error)
             raise
@@ -191,7 +192,7 @@ class UpdateEngine:
             self._fail(f"the training loss is {value}", epoch_idx, batch_idx)
         for name, optimizer in self.optimizers.items():
             self._clip(name)
-            optimizer.step()
+            direct.step(optimizer)
             self.update_counts[name] += 1
         self.updates += 1
         return Applied(value, True, True)
@@ -320,7 +321,7 @@ class UpdateEngine:
             self._clip(name)
         for name in stepping:
             if self.scaler is None:
-                self.optimizers[name].step()
+                direct.step(self.optimizers[name])
             else:
                 self.scaler.step(self.optimizers[name])
             self.update_counts[name] += 1
