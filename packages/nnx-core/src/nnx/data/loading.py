@@ -131,20 +131,23 @@ def _gather_tensors(tensors: Sequence[Any]) -> Gather | None:
     if not tensors or not all(_is_plain(tensor) for tensor in tensors):
         return None
 
+    devices = {tensor.device for tensor in tensors}
     rows = min(len(tensor) for tensor in tensors)
 
     def gather(indices: Sequence[int]) -> list[torch.Tensor]:
         if min(indices) < 0 or max(indices) >= rows:
             raise _Unusual
         index = torch.from_numpy(numpy.array(indices, dtype=numpy.int64))  # 4x torch.tensor
-        return [
-            tensor.index_select(
-                0, index if tensor.device.type == "cpu" else index.to(tensor.device)
-            )
-            for tensor in tensors
-        ]
+        return [tensor.index_select(0, index.to(tensor.device)) for tensor in tensors]
 
-    return gather
+    def gather_on_cpu(indices: Sequence[int]) -> list[torch.Tensor]:
+        try:
+            index = torch.from_numpy(numpy.array(indices, dtype=numpy.int64))
+            return [tensor.index_select(0, index) for tensor in tensors]
+        except (IndexError, RuntimeError, OverflowError) as error:  # negative, or out of range
+            raise _Unusual from error
+
+    return gather_on_cpu if devices == {torch.device("cpu")} else gather
 
 
 def _is_plain(tensor: Any) -> bool:
