@@ -54,9 +54,14 @@ def best_run_id(root: str | os.PathLike[str] | None = None) -> str | None:
     where = os.path.join(folder, name)
     if os.path.islink(where) or not os.path.isdir(where):
         return None
-    if os.path.islink(pointer) and os.path.realpath(pointer) != os.path.realpath(where):
+    beside = target == name  # the pointer as it is written here: it cannot lead elsewhere
+    if not beside and os.path.islink(pointer) and not _same(pointer, where):
         return None
     return name
+
+
+def _same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def bettered(paths: RunPaths, own: float) -> None:

@@ -96,6 +96,8 @@ class ClassCounts:
         inside = np.zeros((3, 0), np.int64)
         if self._table is not None:
             inside = self._table[:, :-1].cpu().numpy()
+        if not self._outside:
+            return inside[0], inside[1], inside[2]
         outside = np.asarray(list(self._outside.values()), np.int64).reshape(-1, 3).T
         true_positive, predicted, actual = np.concatenate([inside, outside], axis=1)
         return true_positive, predicted, actual

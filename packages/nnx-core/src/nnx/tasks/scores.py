@@ -77,9 +77,9 @@ def check_average(average: str) -> None:
 
 def ratio(numerator: Any, denominator: Any) -> NDArray[np.float64]:
     """``numerator / denominator``, 0 where the denominator is 0."""
-    numerator = np.asarray(numerator, dtype=np.float64)
-    out = np.zeros(np.broadcast_shapes(numerator.shape, np.shape(denominator)))
-    return np.divide(numerator, denominator, out=out, where=np.asarray(denominator) != 0)
+    numerator, denominator = np.asarray(numerator, dtype=np.float64), np.asarray(denominator)
+    out = np.zeros(np.broadcast_shapes(numerator.shape, denominator.shape))
+    return np.divide(numerator, denominator, out=out, where=denominator != 0)
 
 
 def averaged(
@@ -93,19 +93,23 @@ def averaged(
         true_positive, predicted, actual = (
             np.asarray([c.sum()]) for c in (true_positive, predicted, actual)
         )
-    figures = (
-        ratio(2 * true_positive, predicted + actual),
-        ratio(true_positive, actual),
-        ratio(true_positive, predicted),
-    )
+    figures = _figures(true_positive, predicted, actual)
     if average == "weighted":
         total = actual.sum()
         f1, recall, precision = (
             float(np.multiply(figure, actual).sum() / total) if total else 0.0 for figure in figures
         )
     else:
-        f1, recall, precision = (float(figure.mean()) for figure in figures)
+        f1, recall, precision = figures.mean(-1).tolist()
     return f1, recall, precision
+
+
+def _figures(true_positive: Counts, predicted: Counts, actual: Counts) -> NDArray[np.float64]:
+    """F1, recall and precision of counts of one shape, stacked in front."""
+    return ratio(
+        np.array((2 * true_positive, true_positive, true_positive)),
+        np.array((predicted + actual, actual, predicted)),
+    )
 
 
 def class_scores(
@@ -143,13 +147,8 @@ def grouped_class_scores(
     # `cells` is sorted by group, so a group's classes are one run of it.
     starts = np.searchsorted(cells, np.flatnonzero(scored))
     sizes = np.diff(np.append(starts, len(cells)))
-    figures = (
-        ratio(2 * true_positive, predicted_n + actual_n),
-        ratio(true_positive, actual_n),
-        ratio(true_positive, predicted_n),
-    )
-    for column, figure in enumerate(figures, start=1):
-        out[scored, column] = np.add.reduceat(figure, starts) / sizes
+    figures = _figures(true_positive, predicted_n, actual_n)
+    out[scored, 1:] = (np.add.reduceat(figures, starts, axis=1) / sizes).T
     return out
 
 
@@ -187,12 +186,7 @@ def grouped_indicator_scores(
     true_positive: Counts, predicted: Counts, actual: Counts
 ) -> NDArray[np.float64]:
     """Macro (f1, recall, precision) of per-label counts ``(n_groups, L)``: ``(n_groups, 3)``."""
-    figures = (
-        ratio(2 * true_positive, predicted + actual),
-        ratio(true_positive, actual),
-        ratio(true_positive, predicted),
-    )
-    return np.stack([figure.mean(1) for figure in figures], axis=1)
+    return _figures(true_positive, predicted, actual).mean(2).T
 
 
 def _labels(values: Any, what: str) -> NDArray[Any]:
