@@ -29,12 +29,14 @@ def environment():
     }
 
 
-def torchrun(folder, scenario, world, args=None, *, extra=(), check=True, timeout=150):
+def torchrun(
+    folder, scenario, world, args=None, *, extra=(), check=True, timeout=150, worker=WORKER
+):
     """Run a scenario in ``world`` processes; what each rank found, by rank."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world),
         *(extra or ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))),
-        str(WORKER), scenario, str(folder), json.dumps(args or {}),
+        str(worker), scenario, str(folder), json.dumps(args or {}),
     ]  # fmt: skip
     done = subprocess.run(
         command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout

@@ -14,7 +14,7 @@ from nnx.store import NNRun
 
 BY_TWO = ["plain", "accumulated", "masked", "monitored", "clipped", "plateau", "warm", "objective",
           "function", "journal", "extra"]  # fmt: skip
-BY_THREE = ["plain", "accumulated", "masked", "monitored"]
+BY_THREE = ["plain", "accumulated", "masked", "monitored", "clipped"]
 
 
 @pytest.fixture(scope="module")

@@ -119,10 +119,10 @@ def equal(_args):
         "accumulated": lambda: fit("accumulated", given=params(accumulate=4)),
         "masked": lambda: fit("masked", given=params(ignored=3), trained=model(**task)),
         "monitored": lambda: fit("monitored", given=params(**nll)),
+        "clipped": lambda: fit("clipped", given=params(clip=0.05)),
     }
     if WORLD < 3:
         cases |= {
-            "clipped": lambda: fit("clipped", given=params(clip=0.05)),
             "plateau": lambda: fit("plateau", given=params(n_epochs=4, scheduler=plateau.build())),
             "warm": lambda: fit("warm", given=params(scheduler=warm.build())),
             "objective": lambda: fit(

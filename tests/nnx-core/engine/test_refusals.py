@@ -301,5 +301,9 @@ def test_distributed_needs_its_spec_and_a_process_group(kit, refused):
     from nnx.distributed import DDP
 
     params = kit.train_params(train_loader=Untouchable())
-    refused(lambda m: m.train(params, distributed=object()), "must be DDP\\(\\) or None", TypeError)
+    refused(
+        lambda m: m.train(params, distributed=object()),
+        "must be DDP\\(\\), FSDP\\(\\) or None",
+        TypeError,
+    )
     refused(lambda m: m.train(params, distributed=DDP()), "init_process_group", RuntimeError)

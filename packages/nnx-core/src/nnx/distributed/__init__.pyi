@@ -1,4 +1,5 @@
 from .failure import DistributedFailure as DistributedFailure
+from .gather import gather_checkpoint as gather_checkpoint
 from .partition import RankPartition as RankPartition
 from .partition import ShardedLoader as ShardedLoader
 from .partition import train_loader as train_loader
@@ -7,3 +8,4 @@ from .process import init_process_group as init_process_group
 from .process import shutdown as shutdown
 from .roles import writer_only as writer_only
 from .spec import DDP as DDP
+from .spec import FSDP as FSDP

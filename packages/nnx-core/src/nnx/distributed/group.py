@@ -20,6 +20,10 @@ from nnx.distributed.process import talk_group, timeout
 
 T = TypeVar("T")
 
+# What a process can be about to do that takes all of them; otherwise nothing special.
+FORWARD, BACKWARD = "run the network", "back-propagate"
+_ABOUT = ("", FORWARD, BACKWARD)
+
 
 class Group:
     """The processes of one fit. Objects travel over gloo, gradients over the default backend."""
@@ -34,6 +38,16 @@ class Group:
     def is_writer(self) -> bool:
         return self.rank == self.writer_rank
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all processes still answer, as far as this one knows."""
+        return not self._lost
+
+    @property
+    def talk(self) -> Any:
+        """The torch group over which objects travel."""
+        return talk_group()
+
     # -- trouble ---------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -47,16 +61,27 @@ class Group:
         except BaseException as error:
             self._report(error)
 
-    def agree(self) -> None:
-        """Meet the other processes; raises ``DistributedFailure`` when one has failed."""
-        if self._in_trouble(False):
-            self._explain(None)
+    def agree(self, about: str = "") -> None:
+        """Meet the other processes; raises ``DistributedFailure`` when one has failed.
 
-    def _in_trouble(self, mine: bool) -> bool:
-        status = torch.tensor([int(mine)])
-        with self._answering():
+        Also when another process is ``about`` to do something else: of what takes all
+        processes together, all must do the same.
+        """
+        failed, highest, lowest = self._in_trouble(False, _ABOUT.index(about))
+        if failed:
+            self._explain(None)
+        if highest != -lowest:
+            self._raise_for(
+                [f"it is about to {a or 'meet the others elsewhere'}" for a in self._gather(about)],
+                "the processes do not do the same; a forward of a sharded network, for one, takes "
+                "all of them",
+            )
+
+    def _in_trouble(self, mine: bool, about: int = 0) -> list[int]:
+        status = torch.tensor([int(mine), about, -about])
+        with self.answering():
             dist.all_reduce(status, dist.ReduceOp.MAX, group=talk_group())
-        return bool(status.item())
+        return status.tolist()
 
     def _report(self, error: BaseException) -> NoReturn:
         """Tell the others what happened here, and raise the common error."""
@@ -67,14 +92,19 @@ class Group:
 
     def _explain(self, error: BaseException | None) -> NoReturn:
         told = self._gather(None if error is None else _line(error))
+        failed = sum(text is not None for text in told)
+        self._raise_for(
+            told, f"{failed} of {self.world_size} processes failed, so all stopped", error
+        )
+
+    def _raise_for(
+        self, told: Sequence[str | None], what: str, error: BaseException | None = None
+    ) -> NoReturn:
         lines = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None]
-        raise DistributedFailure(
-            f"{len(lines)} of {self.world_size} processes failed, so all stopped:\n  "
-            + "\n  ".join(lines)
-        ) from error
+        raise DistributedFailure("\n  ".join([f"{what}:", *lines])) from error
 
     @contextlib.contextmanager
-    def _answering(self) -> Iterator[None]:
+    def answering(self) -> Iterator[None]:
         """Turn a backend's error, a lost peer or a time-out, into the common one."""
         try:
             yield
@@ -94,7 +124,7 @@ class Group:
 
     def _gather(self, value: Any) -> list[Any]:
         found: list[Any] = [None] * self.world_size
-        with self._answering():
+        with self.answering():
             dist.all_gather_object(found, value, group=talk_group())
         return found
 
@@ -113,7 +143,7 @@ class Group:
             self._report(error)
         self.agree()
         box = [value]
-        with self._answering():
+        with self.answering():
             dist.broadcast_object_list(box, src=self.writer_rank, group=talk_group())
         return box[0]  # type: ignore[return-value]
 
@@ -121,24 +151,31 @@ class Group:
         """Whether some process says yes."""
         return any(self.gather(flag))
 
-    def add(self, numbers: Sequence[float]) -> list[float]:
+    def add(self, numbers: Sequence[float], *, about: str = "") -> list[float]:
         """Sums over the processes, position by position."""
-        self.agree()
+        self.agree(about)
         sums = torch.tensor(numbers, dtype=torch.float64)
-        with self._answering():
+        with self.answering():
             dist.all_reduce(sums, group=talk_group())
         return sums.tolist()
 
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite ``tensors`` with the writer's, in place."""
         self.agree()
-        with torch.no_grad(), self._answering():
+        with torch.no_grad(), self.answering():
             for tensor in tensors:
                 dist.broadcast(tensor, src=self.writer_rank)
 
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Every process's tensor, by rank; all are of one shape."""
+        found = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        with torch.no_grad(), self.answering():
+            dist.all_gather(found, tensor.contiguous())
+        return found
+
     def sum(self, tensors: Sequence[torch.Tensor]) -> None:
         """Add up ``tensors`` over the processes, in place, in few large messages."""
-        with torch.no_grad(), self._answering():
+        with torch.no_grad(), self.answering():
             for bucket in _buckets(tensors):
                 flat = torch.cat([t.reshape(-1) for t in bucket])
                 dist.all_reduce(flat)

@@ -125,6 +125,7 @@ class ShardedLoader:
             raise ValueError(
                 f"the partition deals {partition.n} rows, and the dataset has {len(dataset)}"
             )
+        self.collate_fn = collate_fn
         self._loader = DataLoader(
             dataset,
             batch_size=self.batch_size,

@@ -35,7 +35,7 @@ def check_arguments(request: FitRequest) -> None:
         )
     if loader_length(params.train_loader) == 0:
         raise ValueError("params.train_loader is empty: it has no batch to train on")
-    if params.val_loader is not None and loader_length(params.val_loader) == 0:
+    if params.val_loader is not None and _is_empty(params.val_loader):
         raise ValueError(
             "params.val_loader is empty: it has no batch to evaluate; pass None to train without"
         )
@@ -53,6 +53,11 @@ def check_arguments(request: FitRequest) -> None:
         )
     if request.salt is not None and (not isinstance(request.salt, str) or not request.salt):
         raise ValueError(f"salt must be a non-empty string or None, not {request.salt!r}")
+
+
+def _is_empty(loader: Any) -> bool:
+    """Whether there is nothing to read; one process's share of something may be empty."""
+    return loader_length(loader) == 0 and not getattr(getattr(loader, "partition", None), "n", 0)
 
 
 def check_callbacks(request: FitRequest) -> tuple[Any, ...]:

@@ -40,7 +40,8 @@ def add(parameters: Sequence[torch.nn.Parameter], gradients: Gradients) -> None:
 
 def all_finite(gradients: Sequence[torch.Tensor]) -> bool:
     """Whether no element is NaN or infinite; on an accelerator with one read of the device."""
-    dense = [g._values() if g.is_sparse else g for g in gradients]
+    held = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]  # of a shard
+    dense = [g._values() if g.is_sparse else g for g in held]
     dense = [g for g in dense if g.numel()]
     if all(g.is_cpu and not g.is_complex() for g in dense):
         # A finite sum has finite summands; only the overflow of a sum needs a second look.

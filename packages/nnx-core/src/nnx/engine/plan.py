@@ -110,11 +110,12 @@ def plan_fit(request: FitRequest, ranks: Alone) -> FitPlan:
 
     run = _run(request, precision)
     run.ensure_writable(overwrite=params.overwrite_existing)
+    ranks.shard(model)
     optimizers = {
         name: build_optimizer(model.net, optim, strict_param_groups=request.trainer is not None)
         for name, optim in optim_params.items()
     }
-    point = ranks.from_writer(lambda: resume.find(request))
+    point = ranks.find(request, optimizers)
     judge = Judge(_tracker(params))
     clocks = _clocks(request, optimizers, point)
     if request.objective is not None:

@@ -220,8 +220,10 @@ class RankWriter:
         if self._inner is None:
             self._committed = list(self._records)
 
-    def refresh_last(self, checkpoint: Any, training_state: Any) -> None:
-        self._group.from_writer(lambda: self._write("refresh_last", checkpoint, training_state))
+    def refresh_last(self, checkpoint: Any, training_state: Any, **options: Any) -> None:
+        self._group.from_writer(
+            lambda: self._write("refresh_last", checkpoint, training_state, **options)
+        )
 
     def finish(self) -> NNRun:
         self._group.from_writer(lambda: None)

@@ -8,7 +8,7 @@ without asking which it has.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,9 +17,10 @@ from nnx.distributed.group import Group
 from nnx.distributed.partition import ShardedLoader
 from nnx.distributed.process import rank_and_world
 from nnx.distributed.roles import EVERY, WRITER
-from nnx.distributed.spec import DDP
+from nnx.distributed.spec import DDP, FSDP
+from nnx.engine import resume
+from nnx.engine.rank_gradients import GradientSum
 from nnx.engine.rank_records import RankRecorder, RankWriter, merged_record
-from nnx.engine.window import TermTotals, WindowTotals
 from nnx.store.writer import RunWriter
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from nnx.prediction.inference import EvaluationTotals
     from nnx.records import NNEvaluationDataPoint
     from nnx.store import NNRun
+    from nnx.store.points import ResumePoint
     from nnx.tasks.recorder import EpochRecorder
 
 T = TypeVar("T")
@@ -46,6 +48,13 @@ class Alone:
 
     def check(self, request: FitRequest) -> None:
         """Refuse what these processes cannot train together."""
+
+    def shard(self, model: Any) -> None:
+        """Before optimizers are built: spread the parameters over the processes."""
+
+    def find(self, request: FitRequest, optimizers: Mapping[str, Any]) -> ResumePoint | None:
+        """The point that the request resumes, with the tensors this process restores."""
+        return resume.find(request)
 
     def callbacks(self, callbacks: tuple[Any, ...], *, bounded: bool) -> tuple[Any, ...]:
         """The callbacks that run in this process."""
@@ -77,6 +86,14 @@ class Alone:
     def stops_after_epoch(self, session: FitSession) -> bool:
         return session.ctx.should_stop or session.ctx.stop_at_update
 
+    def company(self, loader: Any) -> Iterable[Any]:
+        """Batches to run after this process's own validation batches, for the others' sake."""
+        return ()
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Around an evaluation by the caller's own function."""
+        return contextlib.nullcontext()
+
     def merge(self, totals: EvaluationTotals) -> EvaluationTotals:
         """The evaluation of all processes' validation rows."""
         return totals
@@ -102,9 +119,12 @@ class Alone:
         saved = state.get("distributed")
         if saved is None:
             return []
+        way_out = "resume with the same number"
+        if saved.get("sharded"):
+            way_out += ", or make it an ordinary one with nnx.distributed.gather_checkpoint"
         return [
             f"the checkpoint was trained by {saved['world_size']} processes, this run is one "
-            "process; resume with the same number"
+            f"process; {way_out}"
         ]
 
     def after_epoch(self, session: FitSession) -> None:
@@ -114,13 +134,15 @@ class Alone:
 class Together(Alone):
     """Data-parallel training under ``distributed=DDP()``."""
 
-    def __init__(self, group: Group, spec: DDP) -> None:
+    writer = RankWriter
+
+    def __init__(self, group: Group, spec: DDP | FSDP) -> None:
         self.group = group
         self.spec = spec
         self.loaders: list[ShardedLoader] = []
         self.is_writer = group.is_writer
         self.world_size = group.world_size
-        self.synchronizer = GradientSum(group, find_unused=spec.find_unused_parameters)
+        self.synchronizer: Any = GradientSum(group, find_unused=spec.find_unused_parameters)
         self._asks_each_batch = False
 
     def guarded(self) -> contextlib.AbstractContextManager[None]:
@@ -163,6 +185,9 @@ class Together(Alone):
     def from_writer(self, make: Callable[[], T]) -> T:
         return self.group.from_writer(make)
 
+    def find(self, request: FitRequest, optimizers: Mapping[str, Any]) -> ResumePoint | None:
+        return self.group.from_writer(lambda: resume.find(request))
+
     def any(self, flag: bool) -> bool:
         return self.group.any(flag)
 
@@ -175,8 +200,12 @@ class Together(Alone):
                 held.append(stack.enter_context(RunWriter.open(run, **options)))
 
             self.group.from_writer(open_it)
+            self.reserved()
             inner = held[0] if held else None
-            yield RankWriter(self.group, inner, run, options["history"])
+            yield self.writer(self.group, inner, run, options["history"])
+
+    def reserved(self) -> None:
+        """The run is reserved: nothing is refused any more."""
 
     def recorder(self, recorder: EpochRecorder) -> Any:
         return RankRecorder(self.group, recorder)
@@ -188,16 +217,25 @@ class Together(Alone):
     def begin(self, session: FitSession) -> None:
         net = session.model.net
         self._check_equal_plans(session)
-        self.group.broadcast([t.data for t in (*net.parameters(), *net.buffers())])
+        self.group.broadcast(self._replicated(net))
         self._asks_each_batch = self.group.any(bool(session.ctx.update_listeners))
+
+    def _replicated(self, net: torch.nn.Module) -> list[torch.Tensor]:
+        """What of the network every process holds alike."""
+        return [t.data for t in (*net.parameters(), *net.buffers())]
 
     def _check_equal_plans(self, session: FitSession) -> None:
         """The same run, the same model and the same data plan in every process."""
         plans = [loader.descriptor() for loader in self.loaders]
-        layout = [
-            (n, tuple(p.shape), str(p.dtype)) for n, p in session.model.net.named_parameters()
-        ]
-        mine = {"run": session.plan.run.id, "parameters": layout, "loaders": plans}
+        self._check_equal(
+            {
+                "run": session.plan.run.id,
+                "parameters": layout(session.model.net),
+                "loaders": plans,
+            }
+        )
+
+    def _check_equal(self, mine: Mapping[str, Any]) -> None:
         for rank, other in enumerate(self.group.gather(mine)):
             differing = [key for key in mine if other[key] != mine[key]]
             if differing:
@@ -258,63 +296,18 @@ class Together(Alone):
         return []
 
     def after_epoch(self, session: FitSession) -> None:
-        """A step function must have left the updates to the engine."""
+        """A step function must have left the updates to the engine.
+
+        Buffers that training moved (batch statistics) become the writer's, in whose
+        checkpoint they are.
+        """
+        buffers = list(session.model.net.buffers())
+        if buffers:
+            self.group.broadcast(buffers)
         if session.plan.step_fn is not None and session.engine.updates == 0:
             raise ValueError(
                 "the train_step_fn took no update through the engine, so the processes' models "
                 "drift apart: call default_train_step(ctx) inside it, or pass objective="
-            )
-
-
-class GradientSum:
-    """Joins the windows of the processes: sums of the totals, then of the gradients."""
-
-    def __init__(self, group: Group, *, find_unused: bool) -> None:
-        self._group = group
-        self._find_unused = find_unused
-        self._terms: dict[str, str] = {}  # name -> reduction, as all processes know them
-
-    def totals(self, totals: WindowTotals) -> WindowTotals:
-        """One message of numbers, as long as the terms have the names of the last window."""
-        mine = {name: term.reduction for name, term in totals.terms.items()}
-        numbers = [float(mine != self._terms), float(totals.nonfinite), float(totals.microbatches)]
-        for name, reduction in self._terms.items():
-            term = totals.terms.get(name, TermTotals(reduction))
-            numbers += [float(term.live), term.numerator, term.weighted, term.denominator]
-        renamed, nonfinite, microbatches, *sums = self._group.add(numbers)
-        if renamed:
-            states = self._group.gather(totals.state())
-            whole = WindowTotals.merged(map(WindowTotals.from_state, states))
-            self._terms = {name: term.reduction for name, term in whole.terms.items()}
-            return whole
-        terms = {}
-        for index, (name, reduction) in enumerate(self._terms.items()):
-            live, numerator, weighted, denominator = sums[4 * index : 4 * index + 4]
-            terms[name] = TermTotals(reduction, numerator, weighted, denominator, live > 0)
-        return WindowTotals(terms, nonfinite > 0, int(microbatches))
-
-    def gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Sum them over the processes; one that is there in no process stays missing."""
-        trained = [p for p in parameters if p.requires_grad]
-        if not trained:
-            return
-        present = torch.tensor([float(p.grad is not None) for p in trained])
-        for parameter in trained:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        first = trained[0].grad
-        assert first is not None
-        present = present.to(first)  # travels with the first gradients
-        self._group.sum([present, *(p.grad for p in trained if p.grad is not None)])
-        counts = present.tolist()
-        for parameter, count in zip(trained, counts):
-            if not count:
-                parameter.grad = None
-        if not self._find_unused and not all(counts):
-            unused = sum(1 for count in counts if not count)
-            raise RuntimeError(
-                f"{unused} of {len(counts)} parameters got no gradient in any process; pass "
-                "DDP(find_unused_parameters=True) when that is meant"
             )
 
 
@@ -324,16 +317,28 @@ def join(request: FitRequest) -> Alone:
     _, world = rank_and_world()
     if spec is None:
         return Alone()
-    if not isinstance(spec, DDP):
-        raise TypeError(f"distributed must be DDP() or None, not {type(spec).__name__}")
+    if not isinstance(spec, (DDP, FSDP)):
+        raise TypeError(f"distributed must be DDP(), FSDP() or None, not {type(spec).__name__}")
+    name = type(spec).__name__
     if not torch.distributed.is_initialized():
         raise RuntimeError(
-            "distributed=DDP() needs a process group: call nnx.distributed.init_process_group() "
+            f"distributed={name}() needs a process group: call nnx.distributed.init_process_group() "
             "in a script started by torchrun"
         )
     if spec.writer_rank >= world:
-        raise ValueError(f"DDP.writer_rank is {spec.writer_rank}, and the ranks end at {world - 1}")
+        raise ValueError(
+            f"{name}.writer_rank is {spec.writer_rank}, and the ranks end at {world - 1}"
+        )
+    if isinstance(spec, FSDP):
+        from nnx.engine.sharded import Sharded
+
+        return Sharded(Group(spec.writer_rank), spec)
     return Together(Group(spec.writer_rank), spec)
+
+
+def layout(net: torch.nn.Module) -> list[tuple[Any, ...]]:
+    """Names, shapes and dtypes of the parameters."""
+    return [(n, tuple(p.shape), str(p.dtype)) for n, p in net.named_parameters()]
 
 
 def _check_loaders(params: Any, rank: int, world: int) -> None:
@@ -347,7 +352,7 @@ def _check_loaders(params: Any, rank: int, world: int) -> None:
         if not isinstance(loader, ShardedLoader):
             raise ValueError(
                 f"{name} must come from nnx.distributed.{maker}(dataset, batch_size) under "
-                f"distributed=DDP(), not {type(loader).__name__}: every process needs its own share"
+                f"distributed=, not {type(loader).__name__}: every process needs its own share"
             )
         plan = loader.partition
         if (plan.kind, plan.rank, plan.world_size) != (kind, rank, world):

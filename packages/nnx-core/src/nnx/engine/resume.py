@@ -129,14 +129,16 @@ def check_request(params: Any, schedules: Mapping[str, Any]) -> None:
             )
 
 
-def find(request: FitRequest) -> ResumePoint | None:
+def find(request: FitRequest, *, whole: bool = True) -> ResumePoint | None:
     """Read and verify the resume point the request names; ``None`` for a fresh run."""
     params = request.params
     if params.resume_from_run_id is None:
         return None
     from nnx.store.points import read_point
 
-    return read_point(params.resume_from_run_id, params.resume_from_checkpoint, map_location="cpu")
+    return read_point(
+        params.resume_from_run_id, params.resume_from_checkpoint, map_location="cpu", whole=whole
+    )
 
 
 def check(plan: FitPlan, point: ResumePoint) -> ResumePlan:

@@ -211,10 +211,16 @@ class UpdateEngine:
             window.totals.microbatches += 1
             entries = [window.totals_of(term) for term in terms]
             active = [term for term in terms if term.weight != 0 and not term.masked]
-            if active and not window.totals.nonfinite:
+            closes = is_last or window.totals.microbatches >= self.accumulate
+            shares = None
+            if self.synchronize is not None:
+                shares = self.synchronize.shares(active, closes=closes)
+            if shares is not None:
+                window.backward_shares(shares, scaler=self.scaler)
+            elif active and not window.totals.nonfinite:
                 self._backward(window, active, is_last, restrict)
             applied = Applied(self._add_values(window, terms, entries, epoch_idx, batch_idx))
-            if is_last or window.totals.microbatches >= self.accumulate:
+            if closes:
                 self._close(window, applied, epoch_idx, batch_idx)
         except BaseException:
             self.discard()
@@ -314,7 +320,8 @@ class UpdateEngine:
                 self.scaler.unscale_(self.optimizers[name])
         elif not self.check_gradients:
             return True
-        return all_finite([p.grad for p in window.parameters if p.grad is not None])
+        finite = all_finite([p.grad for p in window.parameters if p.grad is not None])
+        return finite if self.synchronize is None else self.synchronize.all_finite(finite)
 
     def _step(self, stepping: Sequence[str]) -> None:
         for name in stepping:

@@ -27,6 +27,7 @@ def validate(session: FitSession) -> NNEvaluationDataPoint | None:
             extra_metrics=params.extra_metrics,
             metrics=params.metrics,
             combine=plan.ranks.merge,
+            company=plan.ranks.company(params.val_loader),
         )
     ctx = EvalStepContext(
         model=session.model,
@@ -35,5 +36,6 @@ def validate(session: FitSession) -> NNEvaluationDataPoint | None:
         epoch_idx=session.epoch,
         metrics=params.metrics,
     )
-    record = checked_record(run_eval_step(plan.eval_step_fn, ctx), "eval_step_fn")
+    with plan.ranks.evaluating():
+        record = checked_record(run_eval_step(plan.eval_step_fn, ctx), "eval_step_fn")
     return plan.ranks.merge_record(record, params.val_loader)

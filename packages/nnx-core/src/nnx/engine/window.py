@@ -97,6 +97,28 @@ class WindowTotals:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class BackwardShare:
+    """This process's part of a term that all processes back-propagate together.
+
+    ``reference`` is the denominator that all of them divide by. A process in which
+    the term is masked has no ``term`` and takes part with ``nothing``, a zero that
+    depends on what its network has computed.
+    """
+
+    name: str
+    reference: float
+    term: LossTerm | None
+    nothing: torch.Tensor | None
+
+    def loss(self, reference: float) -> torch.Tensor:
+        """What is back-propagated, over the window's ``reference``."""
+        if self.term is not None:
+            return self.term.scaled(reference)
+        assert self.nothing is not None
+        return self.nothing
+
+
 class WindowSynchronizer(Protocol):
     """Joins the windows of several processes into one update.
 
@@ -104,10 +126,24 @@ class WindowSynchronizer(Protocol):
     or a dropped one: ``totals`` first and, unless the window is masked or
     dropped, ``gradients``. Both come before unscaling, the finite check and
     clipping.
+
+    Where a backward pass itself takes all processes, ``shares`` are what this one
+    back-propagates of each microbatch; it is called for every one.
     """
+
+    def shares(self, terms: Sequence[LossTerm], *, closes: bool) -> list[BackwardShare] | None:
+        """This process's part of the active ``terms``; ``None``: it is on its own here.
+
+        ``closes`` says whether the microbatch is the window's last.
+        """
+        ...
 
     def totals(self, totals: WindowTotals) -> WindowTotals:
         """The window's totals over all processes (``WindowTotals.merged``)."""
+        ...
+
+    def all_finite(self, finite: bool) -> bool:
+        """Whether the gradients that each process holds are finite."""
         ...
 
     def gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -154,7 +190,7 @@ class GradientWindow:
         ``restrict`` differentiates only parameters of the window that require
         gradients, and no other leaf of the graph.
         """
-        losses = []
+        losses: list[tuple[str, torch.Tensor]] = []
         for term in terms:
             reference = 1.0 if term.denominator is None else float(term.denominator)
             loss = term.scaled(self._references.setdefault(term.name, reference))
@@ -173,6 +209,25 @@ class GradientWindow:
             losses = [("", cast(torch.Tensor, sum(loss for _, loss in losses)))]
         elif len(losses) > 1:
             losses.sort(key=lambda pair: pair[0] != self._resident)
+        self._run(losses, scaler=scaler, inputs=inputs)
+
+    def backward_shares(
+        self, shares: Sequence[BackwardShare], *, scaler: torch.amp.GradScaler | None
+    ) -> None:
+        """Collect the gradients of this process's shares of terms that all processes run."""
+        losses = [
+            (share.name, share.loss(self._references.setdefault(share.name, share.reference)))
+            for share in shares
+        ]
+        self._run(losses, scaler=scaler, inputs=None)
+
+    def _run(
+        self,
+        losses: Sequence[tuple[str, torch.Tensor]],
+        *,
+        scaler: torch.amp.GradScaler | None,
+        inputs: Sequence[torch.nn.Parameter] | None,
+    ) -> None:
         for index, (name, loss) in enumerate(losses):
             self._make_resident(name)
             scaled = loss if scaler is None else scaler.scale(loss)

@@ -33,13 +33,15 @@ def evaluate(
     metrics: Sequence[MetricSpec] = (),
     *,
     combine: Callable[[EvaluationTotals], EvaluationTotals] | None = None,
+    company: Iterable[Any] = (),
 ) -> NNEvaluationDataPoint:
     """The record of a whole loader: loss, scores, ``extra_metrics`` and declared ``metrics``.
 
     Everything is computed over the full sample, never averaged over batches,
     from counts and sums: memory does not grow with the loader, unless
     ``extra_metrics`` (called once on all decoded values) or a metric that
-    stores its scores makes it. ``combine`` adds what other processes evaluated.
+    stores its scores makes it. ``combine`` adds what other processes evaluated;
+    ``company`` are batches that only run, where a forward takes all processes.
     Raises ``ValueError`` for an empty loader.
     """
     if extra_metrics is not None and not isinstance(extra_metrics, Mapping):
@@ -52,6 +54,8 @@ def evaluate(
     with eval_mode(model.net), batches.inference_context(model):
         for batch in fast_batches(loader):
             totals.add(*batches.forward_batch(model, batch))
+        for batch in company:
+            batches.forward_batch(model, batch)
     if combine is not None:
         totals = combine(totals)
     if not totals.batches:

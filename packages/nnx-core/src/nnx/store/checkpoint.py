@@ -96,7 +96,13 @@ class NNCheckpoint:
         from nnx.store.data import load_data
 
         value = load_data(path, map_location)
-        return codec.from_plain(value, path) if codec.is_checkpoint(value) else None
+        if not codec.is_checkpoint(value):
+            return None
+        if codec.SHARDS in value:
+            from nnx.store.points import with_tensors
+
+            value = with_tensors(value, path, map_location)
+        return codec.from_plain(value, path)
 
     # A tag of a run
 

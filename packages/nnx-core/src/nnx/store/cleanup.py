@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from nnx.store import election, idps_csv, lease, manifest
+from nnx.store import election, idps_csv, lease, manifest, shards
 from nnx.store.commit import drop_old_sidecars, remove_point, settle
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.errors import HistoryCorruptionError, ResumePointError, RunBusyError
@@ -137,8 +137,9 @@ def _point_leftovers(paths: RunPaths) -> Iterator[Leftover]:
     for tag in sorted(staged):
         files = PointFiles(paths.checkpoints, tag)
         yield Leftover(files.staged, "a point whose writer died", _under_lock(files, settle))
-    sidecars = {n.split(".pt.opt.")[0] for n in names if ".pt.opt." in n}
-    for tag in sorted(sidecars | set(written_tags(paths))):
+    states = {n.split(".pt.opt.")[0] for n in names if ".pt.opt." in n}
+    states |= {n.removesuffix(".dcp") for n in names if n.endswith(".dcp")}
+    for tag in sorted(states | set(written_tags(paths))):
         files = PointFiles(paths.checkpoints, tag)
         for path in _orphans(files):
             clean = _locked_remover(files, path, orphan=True)
@@ -152,7 +153,7 @@ def _point_leftovers(paths: RunPaths) -> Iterator[Leftover]:
 
 
 def _orphans(files: PointFiles) -> list[str]:
-    """Sidecars that neither the live nor the staged manifest names."""
+    """Sidecars and sharded tensors that neither the live nor the staged manifest names."""
     try:
         known = [manifest.read(p) for p in (files.manifest, files.staged_manifest)]
     except ResumePointError:
@@ -160,7 +161,12 @@ def _orphans(files: PointFiles) -> list[str]:
     named = {name for document in known if document is not None for name in document["files"]}
     if not named and os.path.exists(files.checkpoint):
         return []  # written before manifests
-    return [path for path in files.sidecars() if os.path.basename(path) not in named]
+    documents = [document for document in known if document is not None]
+    return [path for path in files.sidecars() if os.path.basename(path) not in named] + [
+        path
+        for path in files.shard_generations()
+        if not any(files.names_shards(document, path) for document in documents)
+    ]
 
 
 def _history_leftovers(paths: RunPaths) -> Iterator[Leftover]:
@@ -212,7 +218,10 @@ def _locked_remover(files: PointFiles, path: str, *, orphan: bool) -> Callable[[
     def clean() -> None:
         with locked(files.lock, timeout=120):
             if not orphan or path in _orphans(files):
-                fs.remove_quietly(path)
+                if os.path.dirname(path) == files.shards_folder:
+                    shards.remove(path)
+                else:
+                    fs.remove_quietly(path)
 
     return clean
 

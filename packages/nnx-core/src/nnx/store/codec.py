@@ -25,6 +25,7 @@ STATE_FIELDS = (
     "optimizer_types", "scheduler_types", "optimizer_topologies", "optimizer_factories",
     "precision", "compile", "distributed", "counters",
 )  # fmt: skip
+SHARDS = "shards"  # in a checkpoint file: the generation of the tensors it refers to
 STEP_FIELDS = ("position",)  # only in a point inside an epoch
 
 

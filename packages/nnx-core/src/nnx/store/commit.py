@@ -7,9 +7,9 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-from nnx.store import codec, manifest
+from nnx.store import codec, manifest, shards
 from nnx.store.checkpoint import NNCheckpoint
 from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import LAST, PointFiles
@@ -18,6 +18,14 @@ from nnx.utils.interrupts import hold_interrupts
 from nnx.utils.locks import locked
 
 LOCK_SECONDS = 120.0
+
+
+class Current(NamedTuple):
+    """What a tag holds: its ordinal and the files that the next point replaces."""
+
+    ordinal: int = 0
+    sidecar: str | None = None
+    shards: str | None = None
 
 
 class Commit:
@@ -29,8 +37,9 @@ class Commit:
 
     ``fields`` is the training state; ``None`` writes weights alone.
     ``generations`` remembers, between the commits of one writer, each tag's
-    ordinal and sidecar. ``about`` goes into the manifests, for listings. What
-    ``flushes`` holds is on the disk before anything is published.
+    ordinal and files. ``about`` goes into the manifests, for listings. What
+    ``flushes`` holds is on the disk before anything is published. ``sharded`` are the
+    files of the tensors that the checkpoint and the state refer to.
     """
 
     def __init__(
@@ -40,15 +49,17 @@ class Commit:
         fields: Mapping[str, Any] | None,
         *,
         tags: Sequence[str],
-        generations: dict[str, tuple[int, str | None]] | None = None,
+        generations: dict[str, Current] | None = None,
         about: Mapping[str, Any] | None = None,
         flushes: fs.Flushes | None = None,
+        sharded: shards.Shards | None = None,
     ) -> None:
         self.checkpoint_id = uuid.uuid4().hex
         self.state_id = None if fields is None else uuid.uuid4().hex
         self.published: list[str] = []
         self._fields = fields
         self._about = about
+        self._sharded = sharded
         self._flushes = fs.Flushes() if flushes is None else flushes
         self._checkpoint = _of_generation(checkpoint, self.state_id)
         self._points = [PointFiles(folder, tag) for tag in tags]
@@ -69,6 +80,8 @@ class Commit:
             for point in others:
                 self._share(first, point)
             for point in self._points:
+                if self._sharded is not None:
+                    shards.share(self._sharded, point.shards(self._sharded.generation))
                 document = manifest.encode(self._document(point))
                 fs.write_new(point.staged_manifest, document, self._flushes)
             self._flushes.add_directory(self._folder)
@@ -88,26 +101,31 @@ class Commit:
 
     def generation(self, tag: str) -> int:
         """The tag's ordinal: how many points were written under it."""
-        return self._generations[tag][0]
+        return self._generations[tag].ordinal
 
     def publish(self, tag: str) -> None:
         """Make the staged state the tag's point, and drop the one it replaces."""
         point = next(p for p in self._points if p.tag == tag)
-        ordinal, old_sidecar = self._generations[tag]
+        old = self._generations[tag]
         with hold_interrupts():
             fs.disk.replace(point.staged, point.checkpoint)
             self.published.append(tag)
-            new = None if self.state_id is None else point.sidecar(self.state_id)
-            self._generations[tag] = (ordinal + 1, new)
+            self._generations[tag] = Current(
+                old.ordinal + 1,
+                None if self.state_id is None else point.sidecar(self.state_id),
+                None if self._sharded is None else point.shards(self._sharded.generation),
+            )
             fs.disk.replace(point.staged_manifest, point.manifest)
         self._refresh_compat(point)
         if point is self._points[0]:
             # The other tags are staged durably: after a power loss, whoever comes
             # next completes them from there.
             fs.disk.flush_directory(self._folder)
-        if old_sidecar is not None:
+        if old.sidecar is not None:
             with contextlib.suppress(FileNotFoundError):
-                fs.disk.unlink(old_sidecar)
+                fs.disk.unlink(old.sidecar)
+        if old.shards is not None:
+            shards.remove(old.shards)
 
     def _lock(self, point: PointFiles) -> None:
         what = f"the checkpoint {point.checkpoint}"
@@ -120,6 +138,8 @@ class Commit:
 
         # Weights first: what cannot be stored is refused before a byte is written.
         weights = codec.to_plain(self._checkpoint, self.checkpoint_id)
+        if self._sharded is not None:
+            weights[codec.SHARDS] = self._sharded.generation
         if self._fields is not None:
             assert self.state_id is not None
             state = codec.training_state(self._fields, self.state_id)
@@ -154,9 +174,12 @@ class Commit:
         files = {point.name: self._digests["weights"]}
         if self.state_id is not None:
             files[os.path.basename(point.sidecar(self.state_id))] = self._digests["state"]
+        if self._sharded is not None:
+            for name, digest in self._sharded.digests.items():
+                files[point.shard_name(self._sharded.generation, name)] = dict(digest)
         return {
             "tag": point.tag,
-            "generation": self._generations[point.tag][0] + 1,
+            "generation": self._generations[point.tag].ordinal + 1,
             "checkpoint_id": self.checkpoint_id,
             "training_state_id": self.state_id,
             "position": {
@@ -184,6 +207,8 @@ class Commit:
                 fs.remove_quietly(point.staged_manifest)
                 if self.state_id is not None:
                     fs.remove_quietly(point.sidecar(self.state_id))
+                if self._sharded is not None:
+                    shards.remove(point.shards(self._sharded.generation))
         finally:
             self._locks.close()
 
@@ -214,7 +239,7 @@ def settle(point: PointFiles) -> bool:
 
 
 def drop_old_sidecars(point: PointFiles) -> list[str]:
-    """Remove sidecars of generations that the tag's checkpoint no longer names."""
+    """Remove state of generations that the tag's checkpoint no longer names."""
     try:
         current = manifest.locate(point).manifest
     except ResumePointError:
@@ -226,6 +251,10 @@ def drop_old_sidecars(point: PointFiles) -> list[str]:
         if os.path.basename(path) not in current["files"]:
             fs.disk.unlink(path)
             removed.append(path)
+    for path in point.shard_generations():
+        if not point.names_shards(current, path):
+            shards.remove(path)
+            removed.append(path)
     return removed
 
 
@@ -234,17 +263,24 @@ def remove_point(files: PointFiles) -> None:
     for path in (files.manifest, files.checkpoint, files.compat_sidecar, *files.sidecars()):
         with contextlib.suppress(FileNotFoundError):
             fs.disk.unlink(path)
+    for path in files.shard_generations():
+        shards.remove(path)
 
 
-def _current(point: PointFiles) -> tuple[int, str | None]:
+def _current(point: PointFiles) -> Current:
     try:
         found = manifest.read(point.manifest)
     except ResumePointError:
-        return 0, None
+        return Current()
     if found is None:
-        return 0, None
+        return Current()
     state_id = found["training_state_id"]
-    return int(found["generation"]), None if state_id is None else point.sidecar(state_id)
+    held = [path for path in point.shard_generations() if point.names_shards(found, path)]
+    return Current(
+        int(found["generation"]),
+        None if state_id is None else point.sidecar(state_id),
+        held[0] if held else None,
+    )
 
 
 def _of_generation(checkpoint: NNCheckpoint, state_id: str | None) -> NNCheckpoint:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 BEST_POINTER = "best"
 STEP = "step"  # the tag of the point inside an epoch
@@ -194,6 +196,31 @@ class PointFiles:
 
     def sidecar(self, generation: str) -> str:
         return f"{self.checkpoint}.opt.{generation}.pt"
+
+    @cached_property
+    def shards_folder(self) -> str:
+        return os.path.join(self.folder, f"{self.tag}.dcp")
+
+    def shards(self, generation: str) -> str:
+        """Where the sharded tensors of a generation are."""
+        return os.path.join(self.shards_folder, generation)
+
+    def shard_name(self, generation: str, name: str) -> str:
+        """How a manifest calls a file of sharded tensors."""
+        return f"{self.tag}.dcp/{generation}/{name}"
+
+    def names_shards(self, manifest: Mapping[str, Any], path: str) -> bool:
+        """Whether a manifest lists files of the generation at ``path``."""
+        prefix = self.shard_name(os.path.basename(path), "")
+        return any(name.startswith(prefix) for name in manifest["files"])
+
+    def shard_generations(self) -> list[str]:
+        """The folders of sharded tensors that are there."""
+        try:
+            names = os.listdir(self.shards_folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(os.path.join(self.shards_folder, n) for n in names)
 
     def sidecars(self) -> list[str]:
         """The generation-addressed sidecars that are there."""

@@ -14,6 +14,7 @@ from nnx.store import codec, manifest
 from nnx.store.checkpoint import NNCheckpoint
 from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
+from nnx.store.shards import INDEX, SHARD_FILE
 from nnx.utils.locks import locked
 
 LATEST = "latest"
@@ -22,13 +23,18 @@ _LOCK_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """A verified point of a run: what a resume continues from."""
+    """A verified point of a run: what a resume continues from.
+
+    ``shards`` is where the sharded tensors are that the checkpoint and the state
+    still refer to; ``None`` when they hold whole tensors.
+    """
 
     run_id: str
     tag: str
     checkpoint: NNCheckpoint
     training_state: dict[str, Any] | None
     manifest: dict[str, Any] | None
+    shards: str | None = None
 
     @property
     def generation(self) -> int | None:
@@ -46,7 +52,12 @@ class ResumePoint:
 
 
 def read_point(
-    run_id: str, tag: Enum | str, root: str | None = None, map_location: Any = "cpu"
+    run_id: str,
+    tag: Enum | str,
+    root: str | None = None,
+    map_location: Any = "cpu",
+    *,
+    whole: bool = True,
 ) -> ResumePoint:
     """Verify and load a point to resume from.
 
@@ -54,7 +65,8 @@ def read_point(
     ``"step"`` (the point inside an epoch) or ``"latest"`` (the newer of step
     and LAST). ``"best"`` as a run id follows the pointer to the best run.
     Raises ``FileNotFoundError`` when the run or the tag is not there, and
-    ``ResumePointError`` for a torn, mixed or corrupted point.
+    ``ResumePointError`` for a torn, mixed or corrupted point. Without ``whole``,
+    sharded tensors stay references, and :func:`check_shards` verifies their files.
     """
     paths = RunPaths.reading(run_id, root)
     name = tag_name(tag)
@@ -69,14 +81,57 @@ def read_point(
         )
     files = PointFiles(paths.checkpoints, name)
     with _reading(files):
-        found = _verify(files)
-        checkpoint, state = _load(files, map_location, with_state=True)
+        found = _verify(files, shards=whole)
+        checkpoint, state = _load(files, map_location, with_state=True, whole=whole)
     if checkpoint is None:
         there = ", ".join(written_tags(paths)) or "none"
         raise FileNotFoundError(f"run {paths.id} has no checkpoint {name!r} (written: {there})")
     return ResumePoint(
-        run_id=paths.id, tag=name, checkpoint=checkpoint, training_state=state, manifest=found
+        run_id=paths.id,
+        tag=name,
+        checkpoint=checkpoint,
+        training_state=state,
+        manifest=found,
+        shards=None if whole or found is None else shards_of(files, found),
     )
+
+
+def shards_of(files: PointFiles, found: Mapping[str, Any]) -> str | None:
+    """Where the sharded tensors of a manifest's point are; ``None`` when it has none."""
+    for name in found["files"]:
+        if name.startswith(f"{files.tag}.dcp/"):
+            return os.path.dirname(_listed(files, name, files.manifest))
+    return None
+
+
+def check_shards(point: ResumePoint, *, share: int = 0, of: int = 1) -> None:
+    """Compare every ``of``-th file of a point's sharded tensors with its manifest."""
+    assert point.shards is not None
+    assert point.manifest is not None
+    entries = {n.rpartition("/")[2]: e for n, e in point.manifest["files"].items() if "/" in n}
+    for name in sorted(entries)[share::of]:
+        path, entry = os.path.join(point.shards, name), entries[name]
+        if not os.path.isfile(path):
+            raise ResumePointError(f"the resume point is torn: {path} is missing")
+        if os.path.getsize(path) != entry["size"] or _sha256(path) != entry["sha256"]:
+            raise ResumePointError(
+                f"the resume point is corrupted: the SHA-256 of {path} does not match its "
+                "manifest. Resume from another checkpoint of the run"
+            )
+
+
+def with_tensors(value: Mapping[str, Any], path: str, map_location: Any) -> dict[str, Any]:
+    """A sharded checkpoint's content with whole tensors, read from beside it."""
+    from nnx.store.dcp import resolve
+
+    folder, name = os.path.split(os.path.abspath(path))
+    where = PointFiles(folder, name.split(".pt")[0]).shards(_generation(value[codec.SHARDS], path))
+    if not os.path.isdir(where):
+        raise ResumePointError(
+            f"{path} is a sharded checkpoint and its tensors, {where}, are not there. Inside its "
+            "run, nnx.distributed.gather_checkpoint(run_id) makes one ordinary file of it"
+        )
+    return {**value, "net_state": resolve(value["net_state"], where, map_location)}
 
 
 def load_point(
@@ -137,14 +192,18 @@ def _reading(files: PointFiles) -> AbstractContextManager[None]:
     return locked(files.lock, timeout=_LOCK_SECONDS, what=what, optional=True, error=RunBusyError)
 
 
-def _verify(files: PointFiles) -> dict[str, Any] | None:
+def _verify(files: PointFiles, *, shards: bool = True) -> dict[str, Any] | None:
     found = manifest.locate(files)
     if found.manifest is None:
         if os.path.exists(files.checkpoint) and os.path.getsize(files.checkpoint) == 0:
             raise ResumePointError(f"{files.checkpoint} is corrupted: it is empty")
         return None
     for name, entry in found.manifest["files"].items():
-        path = _listed(files, found, name)
+        path = found.checkpoint
+        if name != files.name:
+            path = _listed(files, name, found.manifest_path)
+        if not shards and "/" in name:
+            continue
         if not os.path.isfile(path):
             raise ResumePointError(
                 f"the resume point {files.checkpoint} is torn: {path}, which its manifest "
@@ -155,12 +214,15 @@ def _verify(files: PointFiles) -> dict[str, Any] | None:
     return found.manifest
 
 
-def _listed(files: PointFiles, found: manifest.Located, name: str) -> str:
-    if name == files.name:
-        return found.checkpoint
+def _listed(files: PointFiles, name: str, where: str) -> str:
+    if name.startswith(f"{files.tag}.dcp/"):
+        _, generation, file = (*name.split("/"), "", "")[:3]
+        plain = name == files.shard_name(generation, file) and generation.isalnum()
+        if plain and (file == INDEX or SHARD_FILE.fullmatch(file)):
+            return os.path.join(files.shards(generation), file)
     if os.path.basename(name) != name or not name.startswith(f"{files.name}.opt."):
         raise ResumePointError(
-            f"{found.manifest_path} is corrupted: it lists {name!r}, which is no file of this point"
+            f"{where} is corrupted: it lists {name!r}, which is no file of this point"
         )
     return os.path.join(files.folder, name)
 
@@ -171,7 +233,10 @@ def _explain(files: PointFiles, found: manifest.Located, name: str, path: str) -
 
     assert found.manifest is not None
     wanted = found.manifest["checkpoint_id"] if name == files.name else None
+    value: Any = None
     try:
+        if "/" in name:  # sharded tensors
+            raise ResumePointError(path)
         value = load_data(path)
     except ResumePointError:
         value = None
@@ -197,7 +262,7 @@ def _way_out(files: PointFiles) -> str:
 
 
 def _load(
-    files: PointFiles, map_location: Any, *, with_state: bool
+    files: PointFiles, map_location: Any, *, with_state: bool, whole: bool = True
 ) -> tuple[NNCheckpoint | None, dict[str, Any] | None]:
     from nnx.store.data import load_data
 
@@ -210,7 +275,12 @@ def _load(
         )
     if os.path.getsize(found.checkpoint) == 0:
         raise ResumePointError(f"{found.checkpoint} is corrupted: it is empty")
-    checkpoint = NNCheckpoint.from_file(found.checkpoint, map_location)
+    sharded = None if found.manifest is None else shards_of(files, found.manifest)
+    checkpoint: NNCheckpoint | None
+    if sharded is not None and not whole:
+        checkpoint = codec.from_plain(load_data(found.checkpoint, map_location), found.checkpoint)
+    else:
+        checkpoint = NNCheckpoint.from_file(found.checkpoint, map_location)
     if checkpoint is None:
         raise ResumePointError(f"{found.checkpoint} is not a checkpoint of NNx")
     if not with_state:
@@ -231,11 +301,15 @@ def _load(
             f"the resume point {files.checkpoint} is mixed: {path} is of generation "
             f"{state['generation']}. {_way_out(files)}"
         )
+    if sharded is not None and whole:
+        from nnx.store.dcp import resolve
+
+        state = resolve(state, sharded, map_location)
     return checkpoint, state
 
 
 def _generation(state_id: str, path: str) -> str:
-    if not state_id.isalnum():
+    if not isinstance(state_id, str) or not state_id.isalnum():
         raise ResumePointError(f"{path} is corrupted: it names the generation {state_id!r}")
     return state_id
 

@@ -5,25 +5,29 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nnx.records import NNIterationDataPoint
-from nnx.store import election, lease, listing
-from nnx.store.commit import Commit, remove_point
+from nnx.store import election, lease, listing, manifest, shards
+from nnx.store.commit import Commit, Current, remove_point
+from nnx.store.errors import ResumePointError
 from nnx.store.idps_csv import CsvHistory
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
 from nnx.store.points import ResumePoint
 from nnx.store.run import NNRun, write_config, write_metadata
 from nnx.utils import files as fs
+from nnx.utils.folders import make_folder
 from nnx.utils.locks import locked
 
 if TYPE_CHECKING:
     from nnx.history import HistoryJournal
     from nnx.provenance import ExperimentManifest
     from nnx.store.checkpoint import NNCheckpoint
+    from nnx.store.shards import Shards
 
 _BEST = "best"
 
@@ -116,7 +120,7 @@ class RunWriter:
             run.trainer is not None and run.trainer.monitor is not None
         )
         self._about = listing.about(run.state())
-        self._generations: dict[str, tuple[int, str | None]] = {}
+        self._generations: dict[str, Current] = {}
         self._step_written = False
         self._begun = False
 
@@ -191,20 +195,23 @@ class RunWriter:
         phases: Iterable[Enum | str] = (),
         best: bool = False,
         deferred: Mapping[str, NNCheckpoint] | None = None,
+        sharded: Shards | None = None,
     ) -> Committed:
         """Commit the records since the last commit with the state after them.
 
         ``phases`` and BEST share LAST's files. ``deferred`` maps stems to
         checkpoints that are written as weights alone, after everything else.
-        Raises what failed; when that was before LAST was published, the history
-        is rolled back and the previous epoch stays the last.
+        ``sharded`` are the files, from :meth:`shard_folder`, of the tensors that
+        all these checkpoints refer to. Raises what failed; when that was before
+        LAST was published, the history is rolled back and the previous epoch stays
+        the last.
         """
         self._begin()
         tags = [LAST, *dict.fromkeys(tag_name(tag) for tag in phases)]
         if best:
             tags.append(_BEST)
         flushes = fs.Flushes()
-        commit = self._point(checkpoint, training_state, tags, flushes)
+        commit = self._point(checkpoint, training_state, tags, flushes, sharded)
         try:
             self._history.commit(flushes)
             with commit:
@@ -221,17 +228,41 @@ class RunWriter:
         finally:
             if _BEST in commit.published:
                 self.best_score = election.score(checkpoint.idp)
-        self._after(best, deferred or {})
+        self._after(best, deferred or {}, sharded)
         return Committed(commit.generation(LAST), commit.checkpoint_id, checkpoint.idp.epoch_idx)
 
     def refresh_last(
-        self, checkpoint: NNCheckpoint, training_state: Mapping[str, Any] | None
+        self,
+        checkpoint: NNCheckpoint,
+        training_state: Mapping[str, Any] | None,
+        *,
+        sharded: Shards | None = None,
     ) -> Committed:
         """Write LAST of the committed epoch again, as it is after training ended."""
-        with self._point(checkpoint, training_state, [LAST]) as commit:
+        with self._point(checkpoint, training_state, [LAST], sharded=sharded) as commit:
             commit.publish(LAST)
             self._note(commit, checkpoint)
         return Committed(commit.generation(LAST), commit.checkpoint_id, checkpoint.idp.epoch_idx)
+
+    def shard_folder(self) -> str:
+        """A new folder for the sharded tensors of the next point."""
+        self._begin()
+        files = PointFiles(self.paths.checkpoints, LAST)
+        folder = files.shards(uuid.uuid4().hex)
+        make_folder(folder)
+        fs.disk.flush_directory(files.shards_folder)
+        fs.disk.flush_directory(files.folder)
+        return folder
+
+    def drop_shards(self, folder: str) -> None:
+        """Remove tensors that were written for a point, unless it was published."""
+        files = PointFiles(self.paths.checkpoints, LAST)
+        try:
+            found = manifest.locate(files).manifest
+        except ResumePointError:
+            return
+        if found is None or not files.names_shards(found, folder):
+            shards.remove(folder)
 
     def commit_step(self, checkpoint: NNCheckpoint, training_state: Mapping[str, Any]) -> None:
         """Write the point inside the running epoch; it replaces the one before.
@@ -285,6 +316,7 @@ class RunWriter:
         state: Mapping[str, Any] | None,
         tags: Sequence[str],
         flushes: fs.Flushes | None = None,
+        sharded: Shards | None = None,
     ) -> Commit:
         if _BEST in tags:
             self._best_epoch, best = checkpoint.idp.epoch_idx, election.score(checkpoint.idp)
@@ -299,18 +331,21 @@ class RunWriter:
             generations=self._generations,
             about=about,
             flushes=flushes,
+            sharded=sharded,
         )
 
     def _note(self, commit: Commit, checkpoint: NNCheckpoint) -> None:
         epoch = checkpoint.idp.epoch_idx
         self.attempts.committed(LAST, epoch, commit.generation(LAST))
 
-    def _after(self, best: bool, deferred: Mapping[str, NNCheckpoint]) -> None:
+    def _after(
+        self, best: bool, deferred: Mapping[str, NNCheckpoint], sharded: Shards | None
+    ) -> None:
         if best and not self._monitored:
             election.bettered(self.paths, self.best_score)
         for stem, checkpoint in deferred.items():
             tag = tag_name(stem)
-            with self._point(checkpoint, None, [tag]) as commit:
+            with self._point(checkpoint, None, [tag], sharded=sharded) as commit:
                 commit.publish(tag)
         if self._step_written:
             self._drop_step()
