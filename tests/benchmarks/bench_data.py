@@ -142,20 +142,20 @@ def bench_plan_split() -> Iterator[Row]:
     days = np.datetime64("2020-01-01") + generator.integers(0, 1000, rows).astype("m8[D]")
     cutoffs = (np.datetime64("2022-01-01"), np.datetime64("2022-06-01"))
 
-    def twice(splitter: type, by: np.ndarray) -> None:
+    def twice(splitter: type, name: str, by: np.ndarray) -> None:
         """Train from the rest, then validation from test."""
         first, second = (splitter(1, test_size=size, random_state=1) for size in (0.3, 0.5))
-        _, rest = next(first.split(ids, by, by))
-        next(second.split(rest, by[rest], by[rest]))
+        _, rest = next(first.split(ids, **{name: by}))
+        next(second.split(rest, **{name: by[rest]}))
 
     plans = {
         "100k groups": (
             {"strategy": "group", "groups": groups, "seed": 1},
-            lambda: twice(GroupShuffleSplit, groups), "scikit-learn, twice",
+            lambda: twice(GroupShuffleSplit, "groups", groups), "scikit-learn, twice",
         ),
         "10 classes": (
             {"strategy": "stratified", "labels": labels, "seed": 1},
-            lambda: twice(StratifiedShuffleSplit, labels), "scikit-learn, twice",
+            lambda: twice(StratifiedShuffleSplit, "y", labels), "scikit-learn, twice",
         ),
         "two cutoffs": (
             {"strategy": "chronological", "times": days, "cutoffs": cutoffs},

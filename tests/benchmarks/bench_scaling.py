@@ -30,7 +30,7 @@ STEPS, SIZE, WIDTH = 8, 256, 256
 def bench_two_ranks() -> Iterator[Row | str]:
     """One process and two processes in turn; in each, everyone in turn."""
     found: dict[int, dict[str, list[float]]] = {1: {}, 2: {}}
-    for _ in range(1 if measure.quick else 3):
+    for _ in range(1 if measure.quick else 2):
         for world, seconds in found.items():
             for name, times in _ranks(world).items():
                 seconds.setdefault(name, []).extend(times)
@@ -85,7 +85,7 @@ def _rank(file: str) -> None:
 
     everyone = {"NNx": peers.with_nnx, **peers.contestants()}
     with peers.elsewhere():
-        times = turns([partial(step, name) for name in everyone], repeats=3, clock=None)
+        times = turns([partial(step, name) for name in everyone], repeats=4, clock=None)
     peers.check_equal(fits, tolerance=1e-4)
     if rank == 0:
         Path(file).write_text(json.dumps(dict(zip(everyone, times))))

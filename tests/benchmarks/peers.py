@@ -384,7 +384,7 @@ def smallest(train: Callable[[Task], Fit]) -> None:
         train(Task(mlp(20, 64, 64, 2), in_batches(rows(64), 32), epochs=1))
 
 
-def predictors(net: nn.Module, loader: DataLoader) -> dict[str, Callable[[], tuple[Any, Any]]]:
+def predictors(net: nn.Module, loader: Any) -> dict[str, Callable[[], tuple[Any, Any]]]:
     """Calls that return the raw outputs and the classes of ``loader`` as NumPy arrays."""
     import numpy as np
     from nnx import Losses, NNModel, NNModelParams
@@ -408,7 +408,7 @@ def predictors(net: nn.Module, loader: DataLoader) -> dict[str, Callable[[], tup
     return found
 
 
-def lightning_predictor(net: nn.Module, loader: DataLoader) -> Callable[[], tuple[Any, Any]]:
+def lightning_predictor(net: nn.Module, loader: Any) -> Callable[[], tuple[Any, Any]]:
     import lightning
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -434,7 +434,7 @@ def lightning_predictor(net: nn.Module, loader: DataLoader) -> Callable[[], tupl
     return predict
 
 
-def hugging_face_predictor(net: nn.Module, loader: DataLoader) -> Callable[[], tuple[Any, Any]]:
+def hugging_face_predictor(net: nn.Module, loader: Any) -> Callable[[], tuple[Any, Any]]:
     from transformers import Trainer, TrainingArguments
     from transformers.utils import logging as transformers_logging
 
@@ -452,12 +452,12 @@ def hugging_face_predictor(net: nn.Module, loader: DataLoader) -> Callable[[], t
         model=net,
         args=TrainingArguments(
             output_dir="hugging-face", use_cpu=True, report_to=[], disable_tqdm=True,
-            per_device_eval_batch_size=loader.batch_size or 1, remove_unused_columns=False,
+            remove_unused_columns=False,
         ),
     )  # fmt: skip
 
     def predict() -> tuple[Any, Any]:
-        logits = trainer.predict(loader.dataset).predictions
+        logits = trainer.predict([]).predictions
         return logits, logits.argmax(1)
 
     return predict

@@ -9,6 +9,7 @@ table, into the file's place for it or the rows of the selected functions alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -71,16 +72,16 @@ def main(arguments: list[str]) -> int:
     ran, failed, start = [], [], time.perf_counter()
     print(f"load of the machine: {os.getloadavg()[0]:.1f}", file=sys.stderr)
     for label, function in benchmarks(options.words):
-        print(f"running {label}", file=sys.stderr, end="", flush=True)
+        print(f"running {label}", file=sys.stderr, flush=True)
         began = time.perf_counter()
         try:
-            results = list(function())
+            with contextlib.redirect_stdout(sys.stderr):  # standard output is the table's
+                results = list(function())
         except Exception:
-            print(file=sys.stderr)
             traceback.print_exc()
             failed.append(label)
             continue
-        print(f", {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+        print(f"  {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
         ran.append(label)
         found.extend((label, row) for row in results if isinstance(row, Row))
         notes.extend(note for note in results if isinstance(note, str) and note not in notes)
