@@ -136,7 +136,7 @@ def bench_import() -> Iterator[Row | str]:
     installed = ["NNx", *(name for name in peers.contestants() if name in _IMPORTS["alone"])]
     for what, codes in _IMPORTS.items():
         calls = [partial(process, codes[name]) for name in installed]
-        ours, *others = turns(calls, repeats=5, clock=children_seconds)
+        ours, *others = turns(calls, repeats=3, warmup=0, clock=children_seconds)
         for name, times in zip(installed[1:], others):
             a, b, spread = beside(ours, times)
             yield Row(f"import {what}", a * 1e3, b * 1e3, against=name, spread=spread)

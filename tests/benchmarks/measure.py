@@ -110,8 +110,12 @@ def interleaved(
 
 
 def seconds(
-    call: Callable[[], object], *, repeats: int = 7, warmup: int = 1
+    call: Callable[[], object],
+    *,
+    repeats: int = 7,
+    warmup: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, float]:
     """The median seconds of one call, and the spread of its turns."""
-    (times,) = turns([call], repeats=repeats, warmup=warmup)
+    (times,) = turns([call], repeats=repeats, warmup=warmup, clock=clock)
     return statistics.median(times), spread(times)
