@@ -7,7 +7,6 @@ prints its CPU seconds and how far its memory rose above what imports need.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from measure import Row, beside, interleaved, turns
+from measure import Row, beside, interleaved, peak_mebibytes, turns
 
 EVALUATED_ROWS, CLASSES, BATCH = 2_000_000, 100, 8192
 PREDICTED_ROWS = 10_000_000
@@ -214,11 +213,6 @@ def _child(name: str, rows: str = str(EVALUATED_ROWS)) -> dict[str, float]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def _peak() -> float:
-    scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 2**20
-
-
 def _work(name: str, rows: int) -> None:
     import torch
 
@@ -226,10 +220,10 @@ def _work(name: str, rows: int) -> None:
     torch.set_num_threads(1)
     work = _CHILDREN[name]
     work(10_000)  # imports and first calls
-    before, start = _peak(), time.process_time()
+    before, start = peak_mebibytes(), time.process_time()
     value = work(rows)
     print(json.dumps({
-        "seconds": time.process_time() - start, "mib": _peak() - before, "f1": value,
+        "seconds": time.process_time() - start, "mib": peak_mebibytes() - before, "f1": value,
     }))  # fmt: skip
 
 

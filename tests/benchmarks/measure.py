@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 quick = False  # two turns of everything: to see that it runs, not what it costs
@@ -57,6 +59,21 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / middle if middle else float("nan")
 
 
+def peak_mebibytes() -> float:
+    """The most memory that this process has held.
+
+    ``ru_maxrss`` will not do where it can be helped: it starts at what the parent
+    held when it started this process.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = status.read_text(encoding="utf-8").splitlines()
+        (held,) = (line for line in lines if line.startswith("VmHWM:"))
+        return int(held.split()[1]) / 1024
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 2**20
+
+
 def children_seconds() -> float:
     """A clock: the processor time of all child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -80,6 +97,9 @@ def turns(
     for _ in range(warmup):
         for call in calls:
             call()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # what is imported already is no part of a turn's garbage collections
     times: list[list[float]] = [[] for _ in calls]
     for repeat in range(repeats):
         order = list(zip(calls, times))

@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     notes: list[str] = []
     ran, failed, start = [], [], time.perf_counter()
     print(f"load of the machine: {os.getloadavg()[0]:.1f}", file=sys.stderr)
-    for label, function in benchmarks(options.words):
+    for label, function in list(benchmarks(options.words)):
         print(f"running {label}", file=sys.stderr, flush=True)
         began = time.perf_counter()
         try:
