@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -19,7 +20,9 @@ from nnx import (
     NNEvaluationDataPoint,
     NNModel,
     NNModelParams,
+    NNOptimParams,
     ObjectiveResult,
+    Optims,
     PrecisionPolicy,
     TaskSpec,
     default_train_step,
@@ -71,6 +74,12 @@ def two_terms(ctx):
     )
 
 
+def momentum():
+    return NNOptimParams(
+        name=Optims.SGD_NESTEROV, max_lr=0.05, momentum=0.9, weight_decay=0.01, grad_clip_norm=1.0
+    )
+
+
 def validated(n, batch_size):
     return params(val_loader=worker.validation_loader(worker.data(n, seed=1), batch_size))
 
@@ -119,6 +128,7 @@ def equal(_args):
             ),
             "function": lambda: fit("function", train_step_fn=lambda ctx: default_train_step(ctx)),
             "bf16": lambda: fit("bf16", trained=model(precision=PrecisionPolicy("bf16"))),
+            "sgd": lambda: fit("sgd", given=params(optim=momentum())),
             "uneven": lambda: fit("uneven", given=validated(53, 26)),
             "tiny": lambda: fit("tiny", given=validated(1, 4)),
             "evaluator": lambda: fit("evaluator", given=validated(53, 26), eval_step_fn=evaluate),
@@ -256,6 +266,11 @@ def failures(_args):
     given = params(train_loader=worker.train_loader(labels, 6))
     found["loss"] = failure(lambda: fit("loss", given=given, trained=trained))
 
+    found["inside"] = failure(lambda: fit("inside", trained=picky(at=9)))
+    found["inside_first"] = failure(lambda: fit("inside", trained=picky(at=1)))
+    blocks = FSDP(blocks=() if worker.RANK else None)
+    found["blocks"] = failure(lambda: fit("blocks", spec=blocks))
+
     class Alone(Callback):
         rank_behaviour = "writer"
 
@@ -278,6 +293,26 @@ def failures(_args):
     dcp.fs.HashingFile = kept
     found["after"] = fit("after", trained=trained)["loss"]
     return found
+
+
+class Picky(torch.nn.Module):
+    """Fails in the middle of a forward, in one process."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def forward(self, rows):
+        self.at -= 1
+        if self.at == 0 and worker.RANK == 1:
+            raise ArithmeticError("not these rows")
+        return rows
+
+
+def picky(at):
+    torch.manual_seed(1)
+    layers = (torch.nn.Linear(8, 7), Picky(at), torch.nn.Linear(7, 5), torch.nn.Linear(5, 3))
+    return NNModel(params=NNModelParams(), module=torch.nn.Sequential(*layers))
 
 
 def scalar():
@@ -310,6 +345,24 @@ def killed(_args):
     dcp.ShardWriter = Kill
     trained = model()
     return {"error": failure(lambda: fit("killed", trained=trained, callbacks=[Epoch()]))}
+
+
+def stopped(args):
+    """One process no longer answers, in the middle of an epoch."""
+
+    class Stop(Callback):
+        rank_behaviour = "every"
+
+        def on_train_begin(self, ctx):
+            ctx.update_listeners.append(lambda: self.after_update(ctx))
+
+        def after_update(self, ctx):
+            if ctx.committed_updates == 9 and worker.RANK == worker.WORLD - 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    begun = time.monotonic()
+    told = failure(lambda: fit("stopped", callbacks=[Stop()]))
+    return {"error": told, "seconds": time.monotonic() - begun}
 
 
 def several(args):

@@ -82,7 +82,7 @@ def by_world(two, three):
 
 
 BY_THREE = ["plain", "accumulated", "masked", "monitored", "clipped", "sparse", "terms"]
-BY_TWO = [*BY_THREE, "objective", "function", "uneven", "tiny", "evaluator", "frozen"]
+BY_TWO = [*BY_THREE, "objective", "function", "sgd", "uneven", "tiny", "evaluator", "frozen"]
 
 
 @pytest.mark.parametrize(
@@ -261,6 +261,9 @@ def test_a_failure_in_one_process_ends_all_with_one_message_and_a_whole_model(fa
     assert "1 of 2 processes failed" in one["data"]
     assert "rank 1: OSError: the disk is gone" in one["data"]
     assert "rank 1: IndexError" in one["loss"]
+    for name in ("inside", "inside_first"):
+        assert one[name].endswith("\n  rank 1: ArithmeticError: not these rows")
+    assert "trains with other blocks" in one["blocks"]
     assert "rank 0: it is about to run the network" in one["alone"]
     assert "no space left on this disk" in one["full"]
     assert len(one["after"]) == 14  # and it trains again
@@ -296,7 +299,14 @@ def test_a_process_killed_while_writing_leaves_the_checkpoint_before(tmp_path, m
     assert collect() == []
 
 
-def by_hand(folder, scenario, world):
+def test_a_process_that_stops_answering_ends_the_job_within_the_timeout(tmp_path):
+    by_hand(tmp_path, "stopped", 3, wait_for=2)
+    for found in results(tmp_path, "stopped", 3)[:-1]:
+        assert "lost contact with another process" in found["error"]
+        assert found["seconds"] < 40
+
+
+def by_hand(folder, scenario, world, *, wait_for=None):
     """The exit status of each process; those that outlive a killed one end themselves."""
     port = free_port()
     processes = []
@@ -305,10 +315,10 @@ def by_hand(folder, scenario, world):
             **environment(), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         }  # fmt: skip
-        command = [sys.executable, str(FSDP_WORKER), scenario, str(folder), '{"timeout": 10}']
+        command = [sys.executable, str(FSDP_WORKER), scenario, str(folder), '{"timeout": 5}']
         processes.append(subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.DEVNULL))
     try:
-        return [process.wait(90) for process in processes]
+        return [process.wait(90) for process in processes[:wait_for]]
     finally:
         for process in processes:
             process.kill()

@@ -140,6 +140,7 @@ def check_sound():
                 look(paths, known.get(name, NOTHING), batches)
         collect(root)
         for where, folders, names in os.walk(root):
+            assert not where.endswith(".dcp") or len(folders) == 1, where  # one generation
             for name in (*folders, *names):
                 assert not is_temporary_name(name), os.path.join(where, name)
                 assert not name.endswith(".staged"), os.path.join(where, name)

@@ -7,6 +7,7 @@ By default each sweep takes a part of the operations; ``nox -s faults`` (or
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil
@@ -16,15 +17,18 @@ import traceback
 from concurrent.futures import Future
 
 import pytest
+import torch
 from nnx.enums import Checkpoints
 from nnx.history import HistoryJournal, iter_history, migrate_history
 from nnx.provenance import ExperimentManifest
 from nnx.store import NNCheckpoint, NNRun, RunWriter, lease
 from nnx.store.cleanup import collect
 from nnx.store.committed import NOTHING, committed_epoch
+from nnx.store.dcp import ShardWriter, save_planner
 from nnx.store.election import best_run_id
 from nnx.store.paths import RunPaths
 from nnx.store.points import read_manifest
+from nnx.store.shards import Shards
 from nnx.utils import files
 
 OPERATIONS = tuple(name for name in vars(files.Disk) if not name.startswith("_"))
@@ -143,6 +147,54 @@ class Copies(Scene):
     """The filesystem has no hard links."""
 
     links = False
+
+
+class Sharded(Scene):
+    """The tensors of each epoch are in files of their own."""
+
+    def fit(self, run, errors=(0.3, 0.2), **options):
+        if run is not self.run:
+            super().fit(run, errors, **options)
+            return
+        parts = self.parts
+        with RunWriter.open(run, self.root, **options) as writer:
+            for epoch, error in enumerate(errors):
+                writer.append(parts.record(epoch, 0))
+                writer.append(parts.record(epoch, 1, error=error))
+                whole = parts.checkpoint(epoch, idp=writer.idps[-1])
+                tensors = {f"net/{name}": tensor for name, tensor in whole.net_state.items()}
+                weights = {name: {"$shard": f"net/{name}"} for name in whole.net_state}
+                checkpoint = dataclasses.replace(whole, net_state=weights)
+                folder = writer.shard_folder()
+                try:
+                    writer.commit_epoch(
+                        checkpoint, parts.state(epoch), sharded=write_shards(folder, tensors),
+                        phases=[(Checkpoints.FIRST, Checkpoints.Q1)[epoch]], best=True,
+                        deferred={f"custom_e{epoch}": checkpoint},
+                    )  # fmt: skip
+                except BaseException:
+                    writer.drop_shards(folder)
+                    raise
+                self.committed(epoch)
+            writer.finish()
+
+    def check(self, error):
+        super().check(error)
+        for tag in ("last", "best", "first", "q1", "custom_e0", "custom_e1"):
+            found = NNCheckpoint.load(self.run.id, tag, self.root)
+            if found is not None:
+                wanted = self.parts.checkpoint(found.idp.epoch_idx).net_state
+                assert all(torch.equal(found.net_state[n], t) for n, t in wanted.items())
+
+
+def write_shards(folder, tensors):
+    """What the processes of a fit write together, by one of them."""
+    storage, planner = ShardWriter(folder, 0), save_planner()
+    planner.set_up_planner(tensors, is_coordinator=True)
+    (plan,), metadata = planner.create_global_plan([planner.create_local_plan()])
+    written = storage.write_data(planner.finish_plan(plan), planner).wait()
+    storage.finish(metadata, [written])
+    return Shards(folder, storage.digests)
 
 
 class Overwrite(Scene):
@@ -308,7 +360,7 @@ def sweep(parts, tmp_path, monkeypatch, check_sound):
             try:
                 made.check(error)
                 check_sound(made.root, committed={made.run.id: committed})
-                if scene in (Table, Journal, Copies, Overwrite):  # nothing is in the way
+                if scene in (Table, Journal, Copies, Sharded, Overwrite):  # nothing is in the way
                     made.committed = lambda epoch: None
                     made.fit(made.run, history=made.history, overwrite=True)
                     check_sound(made.root, committed={made.run.id: 1})
@@ -325,8 +377,8 @@ def sweep(parts, tmp_path, monkeypatch, check_sound):
 @pytest.mark.parametrize(
     ("scene", "stride"),
     [
-        (Table, 24), (Journal, 24), (Copies, 29), (Overwrite, 29), (Remove, 5), (Collect, 5),
-        (Save, 3), (Checkpoint, 4), (Migrate, 5),
+        (Table, 24), (Journal, 24), (Copies, 29), (Sharded, 29), (Overwrite, 29), (Remove, 5),
+        (Collect, 5), (Save, 3), (Checkpoint, 4), (Migrate, 5),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )  # fmt: skip

@@ -76,6 +76,8 @@ class ShardedNet:
         ]
         self._before = [_Before(module) for module in net.modules()]
         self._handles: list[Any] = []
+        if not self._slots:
+            raise ValueError("distributed=FSDP(): the network has no parameters to shard")
         blocks = blocks_of(net, patterns)
         self.mesh = _mesh(self._slots[0].whole.device.type)
         try:
@@ -87,6 +89,7 @@ class ShardedNet:
         self._note_changes()
         for slot in self._slots:
             slot.shard = slot.module._parameters[slot.name]
+        self._follow(blocks)
 
     def _note_changes(self) -> None:
         for before in self._before:
@@ -178,6 +181,43 @@ class ShardedNet:
             call(output)
 
         self._handles.append(self.net.register_forward_hook(hook))
+
+    def _follow(self, blocks: Sequence[nn.Module]) -> None:
+        """Note the blocks of a forward, in order: each gathers its parameters."""
+        self._inside = self._gathering = False
+        self._run: list[Any] = []
+        self._order: list[Any] = [m for m in self.net.modules() if m in set(blocks)]
+
+        def begin(*_: Any) -> None:
+            self._inside, self._run = True, []
+
+        def end(*_: Any) -> None:
+            self._inside, self._order = False, self._run
+
+        def before(*_: Any) -> None:
+            self._gathering = True
+
+        def after(block: nn.Module, _: Any) -> None:
+            self._gathering = False
+            self._run.append(block)
+
+        self._handles.append(self.net.register_forward_pre_hook(begin))
+        self._handles.append(self.net.register_forward_hook(end))
+        for block in blocks:
+            self._handles.append(block.register_forward_pre_hook(before, prepend=True))
+            self._handles.append(block.register_forward_pre_hook(after))
+
+    def finish_forward(self) -> None:
+        """Gather with the other processes what a forward that failed here has left.
+
+        They are in the same forward and wait for this process. The order is that of the
+        forward before, at first that in which the blocks are defined.
+        """
+        if self._inside and not self._gathering:  # else it is a process that was lost
+            self._inside = False
+            for block in self._order[len(self._run) :]:
+                block.unshard()
+                block.reshard()
 
     def synchronize_gradients(self, flag: bool) -> None:
         """Whether the next backward sums the gradients over the processes, or keeps its own."""

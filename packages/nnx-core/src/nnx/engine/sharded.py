@@ -52,7 +52,12 @@ class Sharded(Together):
     def guarded(self) -> Iterator[None]:
         try:
             with self.group.guarded():
-                yield
+                try:
+                    yield
+                except Exception:
+                    if self._net is not None and self._together:
+                        self._net.finish_forward()
+                    raise
                 self._restore(together=True)
         except BaseException as error:
             agreed = isinstance(error, DistributedFailure) and self.group.is_whole
@@ -86,7 +91,7 @@ class Sharded(Together):
         return super().callbacks(callbacks, bounded=bounded)
 
     def shard(self, model: Any) -> None:
-        self._check_equal({"parameters": layout(model.net)})
+        self._check_equal({"parameters": layout(model.net), "blocks": self.spec.blocks})
         net = ShardedNet(
             model.net, self.group, self.spec.blocks, unused=self.spec.find_unused_parameters
         )
@@ -119,7 +124,7 @@ class Sharded(Together):
 
     def _read(self, point: ResumePoint, state: dict[str, Any] | None) -> ResumePoint:
         from torch.distributed.checkpoint.state_dict_loader import load
-        from torch.distributed.tensor import Shard, zeros
+        from torch.distributed.tensor import Replicate, Shard, zeros
 
         from nnx.store.dcp import ShardReader, load_planner
         from nnx.store.points import check_shards
@@ -135,7 +140,10 @@ class Sharded(Together):
             name: reader.empty(
                 name,
                 lambda shape, dtype: zeros(
-                    *shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)]
+                    *shape,
+                    dtype=dtype,
+                    device_mesh=mesh,
+                    placements=[Shard(0) if shape else Replicate()],
                 ),
             )
             for name in dict.fromkeys([*shards.references(weights), *shards.references(state)])
@@ -379,7 +387,8 @@ def _order_of(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shaped(value: Any, owned: Sequence[torch.Tensor], index: int) -> bool:
-    return isinstance(value, torch.Tensor) and value.shape == owned[index].shape
+    known = index < len(owned)  # what differs is told by the resume's own checks
+    return known and isinstance(value, torch.Tensor) and value.shape == owned[index].shape
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -144,6 +144,10 @@ def _point_leftovers(paths: RunPaths) -> Iterator[Leftover]:
         for path in _orphans(files):
             clean = _locked_remover(files, path, orphan=True)
             yield Leftover(path, "training state of no checkpoint", clean)
+        if os.path.isdir(files.shards_folder) and not os.listdir(files.shards_folder):
+            yield Leftover(
+                files.shards_folder, "tensors of no checkpoint", _remover(files.shards_folder)
+            )
     with contextlib.suppress(ResumePointError):
         step = PointFiles(paths.checkpoints, STEP)
         if os.path.exists(step.checkpoint) and not step_is_newer(paths):

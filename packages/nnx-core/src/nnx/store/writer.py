@@ -249,9 +249,13 @@ class RunWriter:
         self._begin()
         files = PointFiles(self.paths.checkpoints, LAST)
         folder = files.shards(uuid.uuid4().hex)
-        make_folder(folder)
-        fs.disk.flush_directory(files.shards_folder)
-        fs.disk.flush_directory(files.folder)
+        try:
+            make_folder(folder)
+            fs.disk.flush_directory(files.shards_folder)
+            fs.disk.flush_directory(files.folder)
+        except BaseException:
+            shards.remove(folder)
+            raise
         return folder
 
     def drop_shards(self, folder: str) -> None:
