@@ -46,8 +46,8 @@ def test_runs_lists_progress_best_and_the_pointer(nnx, two):
     stopped, finished = two
     out = nnx("runs", "--sort", "best").stdout.splitlines()
     rows = [line.split() for line in out if line.strip()][2:]
-    assert rows[0][:2] == ["*", finished.id[:12]]
-    assert rows[1][0] == stopped.id[:12]
+    assert rows[0][:2] == ["*", finished.id[:8]]
+    assert rows[1][0] == stopped.id[:8]
     assert [r for r in rows[1] if r in ("stopped", "2/3")] == ["stopped", "2/3"]
     assert {"finished", "3/3", "0.2", "feed_fwd"} <= set(rows[0])
     listed = {row["id"]: row for row in json.loads(nnx("runs", "--json").stdout)}
@@ -57,7 +57,7 @@ def test_runs_lists_progress_best_and_the_pointer(nnx, two):
 
 
 def test_runs_says_when_there_are_none_and_refuses_an_unknown_order(nnx):
-    assert nnx("runs").stdout == "no runs in runs\n"
+    assert nnx("runs").stdout == "no runs in runs: there is no such folder\n"
     assert os.listdir() == []
     refused = nnx("runs", "--sort", "size")
     assert (refused.returncode, refused.stderr) == (
@@ -105,7 +105,7 @@ def test_verify_says_what_is_sound_and_what_is_not(nnx, two):
     good = nnx("verify", run.id)
     assert good.returncode == 0
     assert [line.split()[:2] for line in good.stdout.splitlines()] == [
-        ["best", "ok"], ["last", "ok"], ["history", "ok,"]
+        ["last", "ok"], ["best", "ok"], ["history", "ok,"], ["run.yaml", "ok"]
     ]  # fmt: skip
     path = Path(f"runs/{run.id}/checkpoints/last.pt")
     data = path.read_bytes()
@@ -152,8 +152,8 @@ def test_show_says_of_an_attempt_that_never_ended_that_its_process_did(nnx):
 
 def test_best_prints_the_id_or_exits_with_one(nnx):
     empty = nnx("best")
-    assert (empty.returncode, empty.stdout) == (
-        1, "no run in runs has a comparable committed BEST checkpoint\n"
+    assert (empty.returncode, empty.stdout, empty.stderr) == (
+        1, "", "nnx: no run in runs has a comparable committed BEST checkpoint\n"
     )  # fmt: skip
     run = write("a")
     assert nnx("best").stdout == f"{run.id}\n"
@@ -200,6 +200,99 @@ def test_gc_lists_with_dry_run_and_removes_without(nnx, two):
     assert nnx("gc").stdout == f"removed {stray}: a file that was never finished\n"
     assert not stray.exists()
     assert nnx("gc").stdout == "nothing to remove in runs\n"
+
+
+def test_verify_finds_a_history_that_lost_a_committed_epoch(nnx, two):
+    run, _ = two
+    table = Path(f"runs/{run.id}/idps.csv")
+    lines = table.read_text().splitlines(keepends=True)
+    for lost, said in (
+        ("".join(lines[:-2]), "it ends at epoch 0, but LAST committed epoch 1"),
+        ("".join(lines)[:-5], "row 5 cannot be read"),
+        ("", "it is empty, but LAST committed epoch 1"),
+    ):
+        table.write_text(lost)
+        bad = nnx("verify", run.id)
+        assert bad.returncode == 1
+        assert said in bad.stdout
+    table.unlink()
+    table.mkdir()
+    assert f"history    {table}: Is a directory" in nnx("verify", run.id).stdout
+
+
+def test_gc_keeps_a_history_whose_checkpoints_were_deleted(nnx, two):
+    import shutil
+
+    run, _ = two
+    shutil.rmtree(f"runs/{run.id}/checkpoints")
+    table = Path(f"runs/{run.id}/idps.csv").read_bytes()
+    nnx("gc")
+    assert Path(f"runs/{run.id}/idps.csv").read_bytes() == table
+    assert "nothing is committed" in nnx("verify", run.id).stdout
+
+
+def test_a_broken_configuration_is_named_once_and_the_rest_is_checked(nnx, two):
+    path = Path(f"runs/{two[0].id}/run.yaml")
+    for text, said in (
+        ("a: 1", f"{path} is not a run's configuration: it has no 'model'"),
+        (": {", f"{path} is not readable YAML"),
+        ("", f"{path} must hold a mapping, not NoneType"),
+    ):
+        path.write_text(text)
+        bad = nnx("verify", two[0].id)
+        assert bad.returncode == 1
+        assert bad.stdout.count(str(path)) - ('in "' in bad.stdout) == 1
+        assert f"run.yaml   {said}" in bad.stdout
+        assert "history    ok, 4 committed records" in bad.stdout
+        assert nnx("show", two[0].id).stderr.startswith(f"nnx: {said}")
+    path.unlink()
+    refused = nnx("show", two[0].id[:9])
+    assert (refused.returncode, refused.stderr) == (
+        1, f"nnx: runs/{two[0].id} is no run that can be read: it has no run.yaml\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["a: [", "resume: 3", "precision: {a: 1}\ncompile: 7"])
+def test_a_broken_environment_record_is_one_warning_and_no_more(nnx, two, text):
+    Path(f"runs/{two[0].id}/metadata.yaml").write_text(text)
+    shown = nnx("show", two[0].id)
+    assert shown.returncode == 0
+    assert f"Run {two[0].id}" in shown.stdout
+    assert shown.stderr.startswith(f"nnx: warning: runs/{two[0].id}/metadata.yaml")
+    assert ".py" not in shown.stderr
+
+
+def test_a_last_checkpoint_that_was_cut_is_seen_in_the_list(nnx, two):
+    path = Path(f"runs/{two[0].id}/checkpoints/last.pt")
+    os.truncate(path, path.stat().st_size - 1)
+    listed = {row["id"]: row for row in json.loads(nnx("runs", "--json").stdout)}
+    assert listed[two[0].id]["status"] == "unreadable"
+    assert f"{path} is corrupted" in listed[two[0].id]["problem"]
+
+
+def test_a_list_fits_a_narrow_terminal_and_a_closed_pipe_is_no_error(nnx, two, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = nnx("runs").stdout
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\u2026" not in out  # nothing is cut
+    for command in (["runs"], ["show", "best"], ["verify", "best"], ["runs", "--json"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [sys.executable, "-m", "nnx", *command], stdout=writing, stderr=subprocess.PIPE
+        )
+        os.close(writing)
+        assert done.stderr == b"", command
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_behind_the_output_is_said_in_one_line(nnx, two):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "nnx", "show", "best"], stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"nnx: No space left on device\n"
 
 
 @pytest.mark.parametrize("command", [("runs",), ("show", "best"), ("best",)])

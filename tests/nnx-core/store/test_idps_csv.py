@@ -153,6 +153,19 @@ def test_rows_past_the_last_epoch_and_a_torn_last_row_are_left_out(tmp_path, par
         assert idps_csv.read(str(path), 0) == [parts.record(0, 0)]
 
 
+def test_a_torn_row_of_a_committed_epoch_is_said_not_skipped(tmp_path, parts):
+    path = tmp_path / "idps.csv"
+    records = [parts.record(0, 0), parts.record(1, 0), parts.record(1, 1)]
+    for count in (2, 3):  # the epoch's only row, or one of two
+        idps_csv.write(str(path), records[:count])
+        whole = path.read_bytes()
+        after_epoch = whole[whole.rindex(b"\n", 0, -1) + 1 :].split(b",", 4)[4]
+        for cut in range(len(whole) - len(after_epoch), len(whole)):
+            path.write_bytes(whole[:cut])
+            with pytest.raises(HistoryCorruptionError, match=f"row {count + 1} "):
+                idps_csv.read(str(path), 1)
+
+
 def test_a_damaged_committed_row_is_said_not_skipped(tmp_path, parts):
     path = tmp_path / "idps.csv"
     idps_csv.write(str(path), [parts.record(0, 0), parts.record(0, 1)])

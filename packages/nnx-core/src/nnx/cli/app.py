@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -53,9 +54,12 @@ class NnxGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
-        except (typer.Exit, typer.Abort):
-            raise
+            with warnings.catch_warnings():
+                if not ctx.params.get("debug"):
+                    warnings.showwarning = _show_warning
+                return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise  # who read the output has seen enough: typer ends quietly
         except KeyboardInterrupt:
             report("interrupted")
             raise typer.Exit(130) from None
@@ -123,11 +127,16 @@ def _unavailable(error: ImportError) -> Any:
 def explain(error: Exception) -> str:
     """The message of a refusal; an unexpected error says so and how to see more."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        text = f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        where = "" if error.filename is None else f"{error.filename}: "
+        text = f"{where}{error.strerror}"
     if text and isinstance(error, _REFUSALS):
         return text
     return f"{type(error).__name__}: {text} (`nnx --debug ...` shows where)"
+
+
+def _show_warning(message: Any, *_: Any, **__: Any) -> None:
+    report(f"warning: {message}")
 
 
 def report(message: str) -> None:

@@ -6,11 +6,14 @@ import json
 import math
 import os
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nnx.cli.options import RunId, RunsFolder, use_runs
+
+if TYPE_CHECKING:
+    from nnx.store.paths import RunPaths
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -39,13 +42,14 @@ def runs(
         print(json.dumps([_as_dict(row) for row in rows], indent=1))
         return
     if not rows:
-        print(f"no runs in {root}")
+        print(f"no runs in {root}" + ("" if os.path.lexists(root) else ": there is no such folder"))
         return
+    length = _distinct([row.id for row in rows])
     header = ["run", "written", "status", "epochs", "loss", "error", "best", "at", "model", "salt"]
     cells = [
         [
-            ("* " if row.is_best else "  ") + row.id[:12],
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(row.written)),
+            ("* " if row.is_best else "  ") + row.id[:length],
+            _moment(row.written),
             row.status,
             _progress(row.epochs, row.planned),
             _number(row.loss),
@@ -57,7 +61,10 @@ def runs(
         ]
         for row in rows
     ]
-    _print_table(header, cells, right=["epochs", "loss", "error", "best", "at"])
+    if not any(row.salt for row in rows):  # leave a narrow terminal room for the rest
+        header, cells = header[:-1], [row[:-1] for row in cells]
+    right = ["epochs", "loss", "error", "best", "at"]
+    _print_table(header, cells, right=right, fold=["model", "salt"])
     for row in rows:
         if row.problem:
             print(f"{row.id}: {row.problem}")
@@ -75,7 +82,7 @@ def show(run: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:
     id = resolve_run_id(run, root)
     found = NNRun.load(id, root)
     paths = RunPaths.of(id, root)
-    tags = {tag: read_manifest(id, tag, root) for tag in written_tags(paths)}
+    tags = {tag: read_manifest(id, tag, root) for tag in _in_order(written_tags(paths))}
     if as_json:
         document = {"run": summary(found), "checkpoints": tags, "path": paths.dir}
         print(json.dumps(document, indent=1, default=str))
@@ -101,30 +108,61 @@ def show(run: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:
 def verify(run: RunId, runs: RunsFolder = None) -> None:
     """Check every checkpoint of a run against its manifest, and its history; exits 1 on damage."""
     root = use_runs(runs)
-    from nnx.store import NNRun
+    from nnx.cli.app import explain
     from nnx.store.paths import RunPaths, resolve_run_id
     from nnx.store.points import verify_point, written_tags
 
     id = resolve_run_id(run, root)
     bad = False
-    for tag in written_tags(RunPaths.of(id, root)):
+    paths = RunPaths.of(id, root)
+    for tag in _in_order(written_tags(paths)):
         try:
             manifest = verify_point(id, tag, root)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             bad = True
-            print(f"{tag:10} {error}")
+            print(f"{tag:10} {explain(error)}")
             continue
         print(f"{tag:10} " + ("ok" if manifest else "has no manifest: nothing to check against"))
-    try:
-        from nnx.history import iter_history
-
-        print(f"{'history':10} ok, {sum(1 for _ in iter_history(id, root))} committed records")
-        NNRun.load(id, root)
-    except ValueError as error:
-        bad = True
-        print(f"{'history':10} {error}")
+    for what, check in (("history", _history), ("run.yaml", _configuration)):
+        try:
+            print(f"{what:10} {check(paths)}")
+        except (ValueError, OSError) as error:
+            bad = True
+            print(f"{what:10} {explain(error)}")
     if bad:
         raise typer.Exit(1)
+
+
+def _history(paths: RunPaths) -> str:
+    """What a whole history says; ``HistoryCorruptionError`` when a part of it is lost."""
+    from nnx.history import iter_history
+    from nnx.store.committed import NOTHING, committed_epoch
+    from nnx.store.errors import HistoryCorruptionError
+
+    count, last = 0, None
+    for record in iter_history(paths.id, paths.root):
+        count, last = count + 1, record.epoch_idx
+    committed = committed_epoch(paths)
+    if committed == NOTHING:
+        return "nothing is committed: there is no LAST checkpoint"
+    if committed is not None and last != committed:
+        ends = "is empty" if last is None else f"ends at epoch {last}"
+        raise HistoryCorruptionError(f"it {ends}, but LAST committed epoch {committed}")
+    return f"ok, {count} committed records"
+
+
+def _configuration(paths: RunPaths) -> str:
+    from nnx.store.run import from_file
+
+    if from_file(paths).id != paths.id:
+        return "ok, though the folder does not have the name of its configuration"
+    return "ok"
+
+
+def _in_order(tags: list[str]) -> list[str]:
+    """The phases as they come, BEST, then a callback's own tags."""
+    known = ["first", "q1", "q2", "q3", "last", "best"]
+    return sorted(tags, key=lambda tag: (known.index(tag) if tag in known else len(known), tag))
 
 
 def compare(left: RunId, right: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:
@@ -170,8 +208,7 @@ def best(runs: RunsFolder = None) -> None:
 
     found = best_run_id(root)
     if found is None:
-        print(f"no run in {root} has a comparable committed BEST checkpoint")
-        raise typer.Exit(1)
+        raise LookupError(f"no run in {root} has a comparable committed BEST checkpoint")
     print(found)
 
 
@@ -209,16 +246,17 @@ def gc(
 
     found = collect(root, dry_run=dry_run)
     for leftover in found:
-        print(f"{'would remove' if dry_run else 'removed'} {leftover.path}: {leftover.reason}")
+        verb = f"would {leftover.verb}" if dry_run else f"{leftover.verb}d"
+        print(f"{verb} {leftover.path}: {leftover.reason}")
     if not found:
         print(f"nothing to remove in {root}")
 
 
-def _print_table(header: list[str], rows: list[list[str]], right: Any = ()) -> None:
+def _print_table(header: list[str], rows: list[list[str]], right: Any = (), fold: Any = ()) -> None:
     if len(rows) <= _RICH_ROWS:
         from nnx.cli.screen import table
 
-        table(header, rows, right=right)
+        table(header, rows, right=right, fold=fold)
         return
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     for row in (header, *rows):
@@ -234,6 +272,21 @@ def _as_dict(row: Any) -> dict[str, Any]:
     return {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()
     }
+
+
+def _distinct(ids: list[str]) -> int:
+    """How many characters tell the ids apart, eight at least."""
+    length = 8
+    while len({id[:length] for id in ids}) < len(set(ids)):
+        length += 4
+    return length
+
+
+def _moment(seconds: float) -> str:
+    """A time of day this year, a day of another."""
+    then = time.localtime(seconds)
+    same_year = then.tm_year == time.localtime().tm_year
+    return time.strftime("%m-%d %H:%M" if same_year else "%Y-%m-%d", then)
 
 
 def _progress(epochs: int | None, planned: int | None) -> str:

@@ -32,7 +32,10 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    shown = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title,
+        title_justify="left",
+    )  # fmt: skip
     for name in columns:
         wraps = name in fold
         shown.add_column(

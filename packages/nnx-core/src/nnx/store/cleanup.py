@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nnx.store import election, idps_csv, lease, manifest, shards
-from nnx.store.commit import drop_old_sidecars, remove_point, settle
+from nnx.store.commit import drop_old_sidecars, is_complete, remove_point, settle
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.errors import HistoryCorruptionError, ResumePointError, RunBusyError
 from nnx.store.history_of import has_journal
@@ -27,6 +27,7 @@ class Leftover:
     path: str
     reason: str
     clean: Callable[[], object]
+    verb: str = "remove"  # or "complete", "update"
 
 
 def collect(root: str | None = None, *, dry_run: bool = False) -> list[Leftover]:
@@ -53,7 +54,7 @@ def collect(root: str | None = None, *, dry_run: bool = False) -> list[Leftover]
     if election.elect(folder, incumbent=holder) != holder or _dangles(folder, holder):
         pointer = os.path.join(folder, BEST_POINTER)
         reason = "points to no run" if holder is None else "does not point to the best run"
-        done.append(Leftover(pointer, reason, lambda: None))
+        done.append(Leftover(pointer, reason, lambda: None, "update"))
         if not dry_run:
             election.repair(folder)
     return done
@@ -136,7 +137,8 @@ def _point_leftovers(paths: RunPaths) -> Iterator[Leftover]:
     staged = {n.split(".pt.")[0] for n in names if n.endswith(".staged") and ".pt." in n}
     for tag in sorted(staged):
         files = PointFiles(paths.checkpoints, tag)
-        yield Leftover(files.staged, "a point whose writer died", _under_lock(files, settle))
+        verb = "complete" if is_complete(files) else "remove"
+        yield Leftover(files.staged, "a point whose writer died", _under_lock(files, settle), verb)
     states = {n.split(".pt.opt.")[0] for n in names if ".pt.opt." in n}
     states |= {n.removesuffix(".dcp") for n in names if n.endswith(".dcp")}
     for tag in sorted(states | set(written_tags(paths))):
@@ -181,16 +183,25 @@ def _history_leftovers(paths: RunPaths) -> Iterator[Leftover]:
     if os.path.isdir(paths.history) and not os.path.islink(paths.history):
         yield from _journal_leftovers(paths)
     if last is not None and not has_journal(paths) and os.path.exists(paths.idps_csv):
-        with contextlib.suppress(HistoryCorruptionError):
+        with contextlib.suppress(HistoryCorruptionError, OSError, UnicodeDecodeError):
             records = [] if last == NOTHING else idps_csv.read(paths.idps_csv, last)
             with open(paths.idps_csv, encoding="utf-8", newline="") as stream:
                 rows = sum(1 for row in csv.reader(stream) if row) - 1
-            if rows > len(records):
+            if rows > len(records) and (records or _is_first_epoch(paths.idps_csv)):
                 yield Leftover(
                     paths.idps_csv,
                     "rows of an epoch that was never committed",
                     lambda: idps_csv.write(paths.idps_csv, records),
                 )
+
+
+def _is_first_epoch(path: str) -> bool:
+    """Whether a table holds one epoch: with more of them, a LAST was there and is lost."""
+    epochs = set()
+    with contextlib.suppress(HistoryCorruptionError):  # the last row may be torn
+        for record in idps_csv.iterate(path):
+            epochs.add(record.epoch_idx)
+    return len(epochs) <= 1
 
 
 def _journal_leftovers(paths: RunPaths) -> Iterator[Leftover]:

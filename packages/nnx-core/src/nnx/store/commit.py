@@ -220,13 +220,9 @@ def settle(point: PointFiles) -> bool:
     """
     if not (os.path.lexists(point.staged_manifest) or os.path.lexists(point.staged)):
         return False
-    try:
-        found = manifest.locate(point)
-    except ResumePointError:
-        found = None
-    if found is not None and found.manifest_path == point.staged_manifest:
+    if is_complete(point):
         with hold_interrupts():
-            if found.checkpoint == point.staged:
+            if os.path.lexists(point.staged):
                 fs.disk.replace(point.staged, point.checkpoint)
             fs.disk.replace(point.staged_manifest, point.manifest)
         fs.disk.flush_directory(point.folder)
@@ -236,6 +232,14 @@ def settle(point: PointFiles) -> bool:
                 fs.disk.unlink(path)
     drop_old_sidecars(point)
     return True
+
+
+def is_complete(point: PointFiles) -> bool:
+    """Whether what is staged of a tag is its point, and only waits for its names."""
+    try:
+        return manifest.locate(point).manifest_path == point.staged_manifest
+    except ResumePointError:
+        return False
 
 
 def drop_old_sidecars(point: PointFiles) -> list[str]:

@@ -125,20 +125,21 @@ def write(path: str, records: Iterable[NNIterationDataPoint]) -> int:
 def read(path: str, last_epoch: int | None = None) -> list[NNIterationDataPoint]:
     """The records of a table, up to and with ``last_epoch`` where it is given.
 
-    A row past ``last_epoch``, or torn at the very end of the file, belongs to
-    an epoch that was never committed and is left out. Any other unreadable row
-    is a ``HistoryCorruptionError``.
+    A row past ``last_epoch``, or torn at the very end of the file after a row
+    of ``last_epoch``, belongs to an epoch that was never committed and is left
+    out. Any other unreadable row is a ``HistoryCorruptionError``.
     """
     return list(iterate(path, last_epoch))
 
 
 def iterate(path: str, last_epoch: int | None = None) -> Iterator[NNIterationDataPoint]:
     with open(path, encoding="utf-8", newline="", errors="surrogateescape") as stream:
-        reader = csv.reader(stream, strict=True)
-        number = 0
+        lines = _Lines(stream)
+        number, epoch = 0, None
+        row: list[str] = []
         columns: list[str] | None = None
         try:
-            for row in reader:
+            for row in csv.reader(lines, strict=True):
                 number += 1
                 if columns is None:
                     columns = row
@@ -150,13 +151,33 @@ def iterate(path: str, last_epoch: int | None = None) -> Iterator[NNIterationDat
                     return
                 if len(row) != len(columns):
                     raise ValueError(f"it has {len(row)} cells for {len(columns)} columns")
-                yield _record(row, plan)
+                record = _record(row, plan)
+                if last_epoch is not None and lines.torn:
+                    raise ValueError("it ends without a line break, so a part of it is missing")
+                epoch = record.epoch_idx
+                yield record
         except (ValueError, KeyError, csv.Error) as error:
-            if last_epoch is not None and _torn_end(path, stream, reader):
+            if isinstance(error, csv.Error):
+                row = []  # this one was not read; the last one was
+            ends = last_epoch is not None and epoch == last_epoch
+            if ends and lines.torn and not _is_within(row, columns):
                 return
             raise HistoryCorruptionError(
                 f"{path} is corrupted: row {number} cannot be read ({error})"
             ) from error
+
+
+class _Lines:
+    """The lines of a file that a writer may be appending to."""
+
+    def __init__(self, stream: Iterable[str]) -> None:
+        self._stream = stream
+        self.torn = False  # whether the line read last was the unfinished end of the file
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._stream:
+            self.torn = not line.endswith("\n")
+            yield line
 
 
 def _is_past(row: list[str], columns: list[str], last_epoch: int) -> bool:
@@ -166,16 +187,10 @@ def _is_past(row: list[str], columns: list[str], last_epoch: int) -> bool:
         return False
 
 
-def _torn_end(path: str, stream: Any, reader: Any) -> bool:
-    """Whether the row just read is the unfinished last line of the file."""
-    if next(iter(stream), None) is not None:
-        return False
-    with open(path, "rb") as raw:
-        raw.seek(0, os.SEEK_END)
-        if raw.tell() == 0:
-            return True
-        raw.seek(-1, os.SEEK_END)
-        return raw.read(1) != b"\n"
+def _is_within(row: list[str], columns: list[str] | None) -> bool:
+    """Whether a row goes on after its epoch, so that it is known not to be past the last one."""
+    columns = columns or []
+    return "epoch_idx" in columns and len(row) > columns.index("epoch_idx") + 1
 
 
 def _place(column: str) -> tuple[tuple[str, ...], Any]:

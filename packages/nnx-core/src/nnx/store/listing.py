@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,12 +64,23 @@ def find_run(prefix: str, root: str | os.PathLike[str] | None = None) -> str:
     found = [name for name in names if name.startswith(prefix)]
     if len(found) == 1:
         return found[0]
+    if not found:
+        _refuse_unfinished(folder, prefix)
     if found:
         shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
         raise ValueError(f"{prefix!r} is the beginning of {len(found)} runs: {shown}")
     raise FileNotFoundError(
         f"there is no run {prefix!r} in {folder}; `nnx runs` lists the {len(names)} that are there"
     )
+
+
+def _refuse_unfinished(folder: str, prefix: str) -> None:
+    """Say so where the name is that of a directory without a ``run.yaml``."""
+    for name in run_names(folder):
+        if name.startswith(prefix):
+            raise FileNotFoundError(
+                f"{RunPaths(folder, name).dir} is no run that can be read: it has no run.yaml"
+            )
 
 
 def about(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,6 +109,7 @@ def _row(paths: RunPaths, written: float, is_best: bool) -> RunRow:
         facts["best"] = config.pop("best", None)
         facts["best_epoch"] = config.pop("best_epoch", None)
         if last.manifest is not None:
+            problem = _damage(last)
             record = last.manifest["record"]
             shown = record.get("val_edp") or record.get("train_edp") or {}
             facts |= {"loss": shown.get("loss"), "error": shown.get("error")}
@@ -120,6 +133,16 @@ def _row(paths: RunPaths, written: float, is_best: bool) -> RunRow:
         **config,
         **facts,
     )
+
+
+def _damage(last: manifest.Located) -> str | None:
+    """What shows of a damaged LAST without reading it."""
+    assert last.manifest is not None
+    expected = last.manifest["files"][f"{LAST}.pt"]["size"]
+    found = os.stat(last.checkpoint)
+    if stat.S_ISREG(found.st_mode) and found.st_size == expected:
+        return None
+    return f"{last.checkpoint} is corrupted: it is not the {expected} bytes that were written"
 
 
 def _status(paths: RunPaths, epochs: int | None, planned: int | None, problem: str | None) -> str:

@@ -116,6 +116,8 @@ class NNRun:
         committed and is left out; an empty or damaged LAST is refused.
         """
         paths = RunPaths.reading(id, root)
+        if os.path.isdir(paths.dir) and not os.path.isfile(paths.run_yaml):
+            raise FileNotFoundError(f"{paths.dir} is no run that can be read: it has no run.yaml")
         if not os.path.isfile(paths.run_yaml):
             raise FileNotFoundError(
                 f"there is no run {paths.id!r} in {paths.root}{_nearby(paths.root, paths.id)}"
@@ -136,7 +138,7 @@ class NNRun:
                 continue
             try:
                 runs.append(_read(paths))
-            except (ValueError, OSError, KeyError, TypeError) as error:
+            except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
                 warnings.warn(f"{paths.dir} is left out: {error}", RuntimeWarning, stacklevel=2)
         return runs
 
@@ -229,9 +231,22 @@ def read_metadata(paths: RunPaths) -> dict[str, Any]:
         return {}
     try:
         return read_yaml(paths.metadata)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         warnings.warn(f"{error}; it is ignored", RuntimeWarning, stacklevel=3)
         return {}
+
+
+def _told(paths: RunPaths, metadata: Mapping[str, Any], key: str, read: Any) -> Any:
+    """What the environment record says under ``key``; what cannot be understood is none."""
+    if metadata.get(key) is None:
+        return None
+    try:
+        return read(metadata[key])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        warnings.warn(
+            f"{paths.metadata}: {key} is ignored: {error!r}", RuntimeWarning, stacklevel=4
+        )
+        return None
 
 
 def from_state(state: Mapping[str, Any]) -> NNRun:
@@ -249,24 +264,30 @@ def from_state(state: Mapping[str, Any]) -> NNRun:
     )
 
 
-def _read(paths: RunPaths) -> NNRun:
+def from_file(paths: RunPaths) -> NNRun:
+    """A run without history from its ``run.yaml``; ``ValueError`` says what is wrong with it."""
+    state = read_yaml(paths.run_yaml)
     try:
-        run = from_state(read_yaml(paths.run_yaml))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{paths.run_yaml} is not a run's configuration: {error!r}") from error
-    except ValueError as error:
-        raise ValueError(f"{paths.run_yaml} cannot be read: {error}") from error
+        return from_state(state)
+    except KeyError as error:
+        reason = f"it has no {error.args[0]!r}" if error.args else repr(error)
+    except (TypeError, AttributeError, ValueError) as error:
+        reason = str(error)
+    raise ValueError(f"{paths.run_yaml} is not a run's configuration: {reason}")
+
+
+def _read(paths: RunPaths) -> NNRun:
+    run = from_file(paths)
     metadata = read_metadata(paths)
     providers.remember(paths.id, metadata)
-    resume, precision = metadata.get("resume"), metadata.get("precision")
     return replace(
         run,
         idps=read_history(paths),
         history=paths.history if has_journal(paths) else None,
-        resume_status=None if resume is None else ResumeStatus.from_state(resume),
+        resume_status=_told(paths, metadata, "resume", ResumeStatus.from_state),
         provenance=_provenance(paths),
-        precision=None if precision is None else _precision(precision),
-        compile=_compile(metadata.get("compile")),
+        precision=_told(paths, metadata, "precision", _precision),
+        compile=_told(paths, metadata, "compile", _compile),
     )
 
 
@@ -276,9 +297,7 @@ def _precision(record: Mapping[str, Any]) -> ResolvedPrecision:
     return ResolvedPrecision.from_record(record)
 
 
-def _compile(record: Mapping[str, Any] | None) -> CompileRecord | None:
-    if record is None:
-        return None
+def _compile(record: Mapping[str, Any]) -> CompileRecord:
     from nnx.compilation import CompileRecord
 
     return CompileRecord.from_record(record)
