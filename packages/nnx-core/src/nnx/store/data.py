@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nnx.store.archive import Archive
 from nnx.store.errors import ForeignFileError, ResumePointError
 from nnx.utils.files import BLOCK, Flushes, HashingFile
 
@@ -71,9 +72,18 @@ def check_data(value: Any, where: str) -> None:
 
 def save_data(value: Any, path: str, flushes: Flushes) -> tuple[str, int]:
     """Write data to a new file and have it flushed; its SHA-256 and its size in bytes."""
-    file = HashingFile(path, alive=_memory(value))
+    archive = Archive.of(value)
+    if archive is None:
+        alive = _memory(value)
+    else:
+        storages = [storage for storage, _ in archive.storages.values()]
+        alive = [_range(storage) for storage in storages if storage.nbytes() >= BLOCK]
+    file: Any = HashingFile(path, alive)
     try:
-        torch.save(value, file)  # type: ignore[arg-type]
+        if archive is None:
+            torch.save(value, file)
+        else:
+            archive.write(file)
         return file.finish(flushes), file.size
     except BaseException:
         file.abandon()
@@ -138,7 +148,7 @@ def _tensor_dtype(array: np.ndarray) -> np.ndarray:
 
 def _memory(value: Any) -> list[tuple[int, int]]:
     """The memory of every CPU tensor in ``value``: unchanged while it is saved."""
-    found: dict[int, int] = {}
+    found: dict[int, tuple[int, int]] = {}
     stack = [value]
     while stack:
         item = stack.pop()
@@ -148,8 +158,13 @@ def _memory(value: Any) -> list[tuple[int, int]]:
             stack.extend(item)
         elif isinstance(item, torch.Tensor) and _is_large(item):
             storage = item.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
-    return [(start, start + size) for start, size in found.items()]
+            found[storage.data_ptr()] = _range(storage)
+    return list(found.values())
+
+
+def _range(storage: torch.UntypedStorage) -> tuple[int, int]:
+    start = storage.data_ptr()
+    return start, start + storage.nbytes()
 
 
 def _is_large(tensor: torch.Tensor) -> bool:
