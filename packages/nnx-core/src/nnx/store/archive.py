@@ -8,6 +8,7 @@ types decide. The file is an ordinary one of torch: same layout, same loader.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import struct
 import sys
@@ -30,7 +31,6 @@ class Archive:
     def __init__(self) -> None:
         self.storages: dict[int, tuple[torch.UntypedStorage, torch.dtype]] = {}
         self._keys: dict[int, int] = {}
-        self._text: dict[str, bytes] = {}
         self._parts: list[bytes] = [pickle.PROTO + b"\x02"]
 
     @staticmethod
@@ -55,7 +55,7 @@ class Archive:
         """Append the opcodes that leave ``value`` on the unpickler's stack."""
         kind, parts = type(value), self._parts
         if kind is str:
-            parts.append(self._text.get(value) or self._new_text(value))
+            parts.append(_text(value))
         elif kind in (int, float, bool, type(None)):
             parts.append(_number(value))
         elif kind is dict:
@@ -74,10 +74,6 @@ class Archive:
         else:
             raise _NotPlain
 
-    def _new_text(self, value: str) -> bytes:
-        made = self._text[value] = _text(value)
-        return made
-
     def _rebuilding(self, tensor: torch.Tensor) -> bytes:
         """``_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)``."""
         storage, dtype = tensor.untyped_storage(), tensor.dtype
@@ -86,11 +82,10 @@ class Archive:
             raise _NotPlain  # torch refuses a storage under two types
         key = self._keys.setdefault(storage._cdata, len(self._keys))
         return b"".join((
-            b"ctorch._utils\n_rebuild_tensor_v2\n((",
-            _text("storage"),
+            _REBUILD,
             f"ctorch\n{_STORAGE[dtype]}Storage\n".encode(),
             _text(str(key)),
-            _text("cpu"),
+            _CPU,
             _number(storage.nbytes() // dtype.itemsize),
             b"tQ",
             _number(int(tensor.storage_offset())),
@@ -104,6 +99,7 @@ class _NotPlain(Exception):
     pass
 
 
+@functools.lru_cache(4096)  # the names in a training state are the same at every epoch
 def _text(value: str) -> bytes:
     encoded = value.encode("utf-8", "surrogatepass")
     return pickle.BINUNICODE + struct.pack("<I", len(encoded)) + encoded
@@ -111,6 +107,10 @@ def _text(value: str) -> bytes:
 
 def _number(value: float | None) -> bytes:
     return pickle.dumps(value, 2)[2:-1]  # without the protocol in front and the stop
+
+
+_REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n((" + _text("storage")
+_CPU = _text("cpu")
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -20,7 +20,8 @@ from nnx.store.archive import Archive
 from nnx.store.errors import ForeignFileError, ResumePointError
 from nnx.utils.files import BLOCK, Flushes, HashingFile
 
-_PLAIN = (str, int, float, bool, type(None), complex)
+_LEAVES = frozenset({str, int, float, bool, type(None), complex, torch.Tensor})
+_KEYS = frozenset({str, int, float, bool, type(None), tuple})
 _BYTES = "$bytes"  # torch reads no empty bytes back, so they are stored as text
 
 
@@ -31,24 +32,27 @@ def as_data(value: Any, where: str) -> Any:
     NumPy arrays and scalars tensors and numbers. A tensor keeps its storage.
     """
     kind = type(value)
+    if kind in _LEAVES:
+        return value
     if kind is bytes:
         return {_BYTES: value.decode("latin-1")}
-    if kind in _PLAIN or kind is torch.Tensor:
-        return value
-    if isinstance(value, Mapping):
+    if kind is dict or isinstance(value, Mapping):
         out = {}
         for key, item in value.items():
-            if type(key) not in (str, int, float, bool, type(None), tuple):
+            if type(key) not in _KEYS:
                 raise TypeError(
                     f"{where} has the key {key!r} of type {type(key).__name__}; "
                     f"a checkpoint holds only string, number and tuple keys"
                 )
-            out[key] = as_data(item, f"{where}[{key!r}]")
+            leaf = type(item) in _LEAVES  # most are: spare them a call and a path
+            out[key] = item if leaf else as_data(item, f"{where}[{key!r}]")
         return out
-    if kind is list:
-        return [as_data(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, tuple):
-        return tuple(as_data(item, f"{where}[{i}]") for i, item in enumerate(value))
+    if kind is list or isinstance(value, tuple):
+        if _LEAVES.issuperset(map(type, value)):
+            items = list(value)
+        else:
+            items = [as_data(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return items if kind is list else tuple(items)
     if isinstance(value, torch.nn.Parameter):
         return value.detach()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":

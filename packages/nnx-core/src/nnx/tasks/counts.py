@@ -67,11 +67,12 @@ class ClassCounts:
         hits = torch.where(predicted == actual, actual, spare)
         table = self._table
         assert table is not None
+        if table.is_cpu and actual.numel() > spare:  # for few rows NumPy is quicker
+            for row, labels in zip(table.numpy(), (hits, predicted, actual)):
+                row += np.bincount(labels.numpy(), minlength=spare + 1)
+            return
         for row, labels in zip(table, (hits, predicted, actual)):
-            if labels.device.type == "cpu" and labels.numel() > spare:
-                row += torch.bincount(labels, minlength=spare + 1)
-            else:
-                row.index_add_(0, labels, torch.ones_like(labels))
+            row.index_add_(0, labels, torch.ones_like(labels))
 
     def expect(self, width: int, *, trusted: bool) -> None:
         """Make room for classes ``0 .. width - 1``; ``trusted``: no target exceeds them."""
