@@ -833,6 +833,12 @@ class Rank:
         self.others_totals, self.others_gradients = list(others_totals), list(others_gradients)
         self.sent_totals, self.sent_gradients = [], []
 
+    def shares(self, terms, *, closes):
+        return None  # each rank back-propagates on its own
+
+    def all_finite(self, finite):
+        return finite
+
     def totals(self, totals):
         self.sent_totals.append(copy.deepcopy(totals))
         return WindowTotals.merged([totals, *self.others_totals])
