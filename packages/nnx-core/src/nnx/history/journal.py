@@ -204,6 +204,7 @@ class JournalWriter:
             return
         if not os.path.isdir(self.folder):
             fs.disk.mkdir(self.folder)
+            fs.disk.flush_directory(os.path.dirname(self.folder))
         data = b"".join(line(record.state()) for record in self._waiting)
         path = os.path.join(self.folder, chunk_name(self._chunks))
         with contextlib.suppress(FileNotFoundError):

@@ -10,7 +10,7 @@ from nnx.utils.disk import StrPath
 
 
 def make_folder(path: StrPath) -> None:
-    """Make a folder and those above it; one that is there already is fine."""
+    """Make a folder and those above it, durably; one that is there already is fine."""
     if os.path.isdir(path):
         return
     above = os.path.dirname(os.path.abspath(path))
@@ -21,6 +21,8 @@ def make_folder(path: StrPath) -> None:
     except FileExistsError:  # another process was quicker
         if not os.path.isdir(path):
             raise
+    with contextlib.suppress(OSError):  # of folders above that are not ours
+        fs.disk.flush_directory(above)
 
 
 def remove_tree(path: StrPath) -> None:
