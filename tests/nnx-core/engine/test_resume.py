@@ -107,6 +107,7 @@ def test_additional_epochs_follow_the_checkpoint(kit):
     point = NNCheckpoint.resume_point(run=first.id, type=Checkpoints.LAST)
     assert status.source_epoch == 1
     assert status.source_checkpoint_id == point["checkpoint_id"]
+    assert status.source_generation == point["generation"]
     assert NNRun.load(second.id).resume_status == status
 
 

@@ -9,8 +9,10 @@ import warnings
 from pathlib import Path
 
 import pytest
+from nnx.enums import Checkpoints
+from nnx.history import HistoryJournal
 from nnx.records import ResumeStatus
-from nnx.store import NNRun, ResumePointError, RunBusyError, idps_csv
+from nnx.store import NNCheckpoint, NNRun, ResumePointError, RunBusyError, idps_csv, read_point
 from nnx.store.run import from_state
 from nnx.store.yamlio import read_yaml
 
@@ -81,10 +83,18 @@ def test_a_salt_makes_another_run_and_must_be_a_non_empty_string(parts):
             parts.run(salt=salt)
 
 
-def test_the_marker_without_last_means_that_nothing_is_committed(train, root):
-    run = train(epochs=2)
+@pytest.mark.parametrize("journal", [False, True])
+def test_the_marker_without_last_means_that_nothing_is_committed(train, root, journal):
+    history = HistoryJournal(retention=9) if journal else None
+    first = train(epochs=1, history=history)
+    shutil.rmtree(f"runs/{first.id}/checkpoints")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert NNRun.load(first.id).idps == []  # as when the first commit was interrupted
+    run = train(epochs=2, history=history)
     shutil.rmtree(f"runs/{run.id}/checkpoints")
-    assert NNRun.load(run.id).idps == []
+    with pytest.warns(RuntimeWarning, match=r"no checkpoints/last\.pt.*more than one epoch"):
+        assert NNRun.load(run.id).idps == []
     os.unlink(f"runs/{run.id}/.history-committed-by-last")
     assert len(NNRun.load(run.id).idps) == 4  # a run from before the protocol
 
@@ -106,6 +116,24 @@ def test_a_damaged_last_is_refused_instead_of_shortening_the_history(train, root
         NNRun.load(run.id)
     with pytest.warns(RuntimeWarning, match=f"{run.id} is left out"):
         assert NNRun.all() == []
+
+
+@pytest.mark.parametrize("older", [True, False], ids=["at rest", "touched"])
+def test_a_flipped_bit_of_last_costs_no_history_and_refuses_the_resume(train, root, older):
+    """Loading a run reads no checkpoint; what is wrong with one stops the resume."""
+    run = train(epochs=2)
+    last = Path(f"runs/{run.id}/checkpoints/last.pt")
+    weights = NNCheckpoint.load(run.id, Checkpoints.LAST).net_state["weight"].numpy().tobytes()
+    data = bytearray(last.read_bytes())
+    data[data.index(weights) + 3] ^= 1
+    last.unlink()  # BEST is the same file
+    last.write_bytes(data)
+    if older:
+        os.utime(last, (0, 0))
+    assert NNRun.load(run.id).idps == run.idps
+    with pytest.raises(ResumePointError, match=r"corrupted: the SHA-256 of .*last\.pt does not"):
+        read_point(run.id, "last")
+    assert read_point(run.id, "best").completed_epoch == 1
 
 
 def test_all_lists_runs_and_skips_what_is_none(train, parts, root):

@@ -116,6 +116,22 @@ def test_a_filesystem_that_cannot_flush_is_accepted_and_a_broken_disk_is_not(tmp
             files.Disk().flush(stream.fileno())
 
 
+def test_where_only_a_full_flush_reaches_the_drive_it_is_asked_for(tmp_path, monkeypatch):
+    """macOS: ``fsync`` ends in the drive's cache."""
+    from types import SimpleNamespace
+
+    from nnx.utils import disk as disk_module
+
+    asked = []
+    system = SimpleNamespace(F_FULLFSYNC=51, fcntl=lambda fd, what: asked.append(what))
+    monkeypatch.setattr(disk_module, "fcntl", system)
+    monkeypatch.setattr(os, "fsync", lambda fd: asked.append("fsync"))
+    with open(tmp_path / "x", "wb") as stream:
+        files.Disk().flush(stream.fileno())
+    files.Disk().flush_directory(tmp_path)
+    assert asked == [51, 51]
+
+
 @pytest.mark.parametrize("sizes", [[0], [10], [300_000], [5, 300_000, 7, 2_000_000, 1]])
 def test_the_digest_is_that_of_the_bytes_whoever_hashed_them(tmp_path, sizes):
     blocks = [np.random.default_rng(0).bytes(size) for size in sizes]

@@ -83,8 +83,9 @@ class NNCheckpoint:
         """Read a checkpoint of either format; the first bytes tell which.
 
         ``None`` when the path does not exist or holds data that is not a
-        checkpoint. A file that is damaged, or that would need code to load, is
-        refused with ``ResumePointError``. ``map_location`` is what
+        checkpoint. A file that cannot be read as one, or that would need code to
+        load, is refused with ``ResumePointError``; bits that changed inside a
+        tensor are only seen by :meth:`verify`. ``map_location`` is what
         ``torch.load`` takes; for safetensors a device string or
         ``torch.device``.
         """

@@ -12,7 +12,7 @@ from nnx.store import election, idps_csv, lease, manifest, shards
 from nnx.store.commit import drop_old_sidecars, is_complete, remove_point, settle
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.errors import HistoryCorruptionError, ResumePointError, RunBusyError
-from nnx.store.history_of import has_journal
+from nnx.store.history_of import has_journal, lost_last
 from nnx.store.paths import BEST_POINTER, MARKER, STEP, PointFiles, RunPaths, runs_root
 from nnx.store.points import step_is_newer, written_tags
 from nnx.utils import files as fs
@@ -187,21 +187,12 @@ def _history_leftovers(paths: RunPaths) -> Iterator[Leftover]:
             records = [] if last == NOTHING else idps_csv.read(paths.idps_csv, last)
             with open(paths.idps_csv, encoding="utf-8", newline="") as stream:
                 rows = sum(1 for row in csv.reader(stream) if row) - 1
-            if rows > len(records) and (records or _is_first_epoch(paths.idps_csv)):
+            if rows > len(records) and (records or not lost_last(paths)):
                 yield Leftover(
                     paths.idps_csv,
                     "rows of an epoch that was never committed",
                     lambda: idps_csv.write(paths.idps_csv, records),
                 )
-
-
-def _is_first_epoch(path: str) -> bool:
-    """Whether a table holds one epoch: with more of them, a LAST was there and is lost."""
-    epochs = set()
-    with contextlib.suppress(HistoryCorruptionError):  # the last row may be torn
-        for record in idps_csv.iterate(path):
-            epochs.add(record.epoch_idx)
-    return len(epochs) <= 1
 
 
 def _journal_leftovers(paths: RunPaths) -> Iterator[Leftover]:

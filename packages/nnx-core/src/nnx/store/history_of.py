@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 
 from nnx.records import NNIterationDataPoint
 from nnx.store import idps_csv
 from nnx.store.committed import NOTHING, committed_epoch
+from nnx.store.errors import HistoryCorruptionError
 from nnx.store.paths import RunPaths
 
 
@@ -28,6 +31,14 @@ def read_history(paths: RunPaths) -> list[NNIterationDataPoint] | None:
     ``None`` when no history was ever written.
     """
     last = committed_epoch(paths)
+    if last == NOTHING and lost_last(paths):
+        warnings.warn(
+            f"{paths.dir} has no checkpoints/last.pt, which says how far its history counts; "
+            f"nothing of it is shown. It holds more than one epoch, so there was one: restore it, "
+            f"or remove {paths.marker} to see every recorded row",
+            RuntimeWarning,
+            stacklevel=4,
+        )
     if has_journal(paths):
         from nnx.history.reading import Journal
 
@@ -38,6 +49,23 @@ def read_history(paths: RunPaths) -> list[NNIterationDataPoint] | None:
     if last == NOTHING:
         return []
     return idps_csv.read(paths.idps_csv, last) if os.path.exists(paths.idps_csv) else None
+
+
+def lost_last(paths: RunPaths) -> bool:
+    """Whether a history without LAST had one: the first epoch commits it, a second follows."""
+    if has_journal(paths):
+        from nnx.history.reading import Journal
+
+        return (
+            Journal.is_there(paths.history) and Journal.open(paths.history).manifest["epochs"] > 1
+        )
+    epochs: set[int] = set()
+    with contextlib.suppress(HistoryCorruptionError, OSError):  # the last row may be torn
+        for record in idps_csv.iterate(paths.idps_csv):
+            epochs.add(record.epoch_idx)
+            if len(epochs) > 1:
+                return True
+    return False
 
 
 def check_history(paths: RunPaths) -> None:
