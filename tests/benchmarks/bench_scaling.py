@@ -1,6 +1,6 @@
 """From one process to two on this machine: NNx beside plain DDP, Lightning, Hugging Face.
 
-Every rank trains an MLP 256-1024-1024-10 on batches of 256 rows of its own, so two
+Every rank trains an MLP 256-1024-1024-10 on batches of 1,024 rows of its own, so two
 ranks do twice the work per step; rows per second would double if nothing were
 exchanged and the cores did not share their memory. One rank is ordinary training.
 Run as a script by torchrun it is one rank, which trains with everyone in turn.
@@ -24,7 +24,7 @@ import torch
 from measure import Row, beside, spread, turns
 from torch.utils.data import TensorDataset
 
-STEPS, SIZE, WIDTH = 8, 256, 256
+STEPS, SIZE, WIDTH = 4, 1024, 256
 
 
 def bench_two_ranks() -> Iterator[Row | str]:
@@ -73,7 +73,7 @@ def _rank(file: str) -> None:
     x, y = peers.rows(STEPS * SIZE * world, WIDTH)
     task = peers.Task(
         peers.mlp(WIDTH, 1024, 1024, 10), peers.in_batches((x[rank::world], y[rank::world]), SIZE),
-        epochs=3, shared=TensorDataset(x, y) if world > 1 else None,
+        epochs=2, shared=TensorDataset(x, y) if world > 1 else None,
     )  # fmt: skip
     fits: dict[str, peers.Fit] = {}
 
@@ -85,7 +85,7 @@ def _rank(file: str) -> None:
 
     everyone = {"NNx": peers.with_nnx, **peers.contestants()}
     with peers.elsewhere():
-        times = turns([partial(step, name) for name in everyone], repeats=4, clock=None)
+        times = turns([partial(step, name) for name in everyone], repeats=3, clock=None)
     peers.check_equal(fits, tolerance=1e-4)
     if rank == 0:
         Path(file).write_text(json.dumps(dict(zip(everyone, times))))

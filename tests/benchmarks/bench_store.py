@@ -162,9 +162,9 @@ def bench_small_epochs() -> Iterator[Row]:
 def bench_million_records() -> Iterator[Row]:
     """A journal of a million records: bytes linear, memory flat."""
     code = (
-        "import sys; sys.path[:0] = sys.argv[1:2]; import bench_store as b\n"
+        "import sys; sys.path[:0] = sys.argv[1:2]; import measure, bench_store as b\n"
         "b.write_journal(sys.argv[2], int(sys.argv[3]))\n"
-        "print(b.peak_mebibytes())"
+        "print(measure.peak_mebibytes())"
     )
     here = str(Path(__file__).parent)
     measured = []
