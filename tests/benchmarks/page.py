@@ -6,6 +6,7 @@ import importlib.metadata
 import math
 import os
 import platform
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -76,9 +77,21 @@ def write(
     lines.sort(key=lambda line: order.index(_label(line)))
     rule = ["--:" if name in NUMBERS else "---" for name in COLUMNS]
     head = ["| " + " | ".join(COLUMNS) + " |", "|" + "|".join(rule) + "|"]
-    text = "\n".join([BEGIN, "", machine, "", *head, *lines, "", END])
+    text = "\n".join(
+        [BEGIN, "", machine, _load(old if partial else None), "", *head, *lines, "", END]
+    )
     page = file.read_text(encoding="utf-8").replace(old, text) if old else text + "\n"
     file.write_text(page, encoding="utf-8")
+
+
+def _load(old: str | None) -> str:
+    """How busy the machine was in the last quarter of an hour, at worst of all partial runs."""
+    earlier = re.search(r"Load average while it was measured: ([\d.]+)", old or "")
+    load = max(os.getloadavg()[2], float(earlier[1]) if earlier else 0.0)
+    return (
+        f"Load average while it was measured: {load:.1f}, of which the benchmarks themselves "
+        "make 1 to 2."
+    )
 
 
 def _label(line: str) -> str:
