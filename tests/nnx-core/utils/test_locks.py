@@ -54,7 +54,7 @@ def test_a_lock_is_exclusive_between_processes_and_ends_with_its_holder(tmp_path
         with pytest.raises(LockBusyError), locked(path, timeout=0):
             raise AssertionError
         holder.kill()
-    with locked(path, timeout=5):
+    with locked(path, timeout=60):
         pass
 
 

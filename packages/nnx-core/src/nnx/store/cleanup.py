@@ -67,14 +67,14 @@ def _dangles(folder: str, holder: str | None) -> bool:
 def _collect_run(paths: RunPaths, dry_run: bool) -> list[Leftover]:
     if is_held(paths.lease):
         return []
-    found = list(_run_leftovers(paths))
-    if dry_run or not found:
-        return found
     try:
+        found = list(_run_leftovers(paths))
+        if dry_run or not found:
+            return found
         with lease.lease(paths):
             return _cleaned(_run_leftovers(paths))
-    except RunBusyError:
-        return []
+    except (RunBusyError, FileNotFoundError):
+        return []  # somebody trains it, or removed it, since
 
 
 def _cleaned(leftovers: Iterator[Leftover]) -> list[Leftover]:
