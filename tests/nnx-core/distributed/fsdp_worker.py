@@ -76,8 +76,9 @@ def two_terms(ctx):
 
 def momentum():
     return NNOptimParams(
-        name=Optims.SGD_NESTEROV, max_lr=0.05, momentum=0.9, weight_decay=0.01, grad_clip_norm=1.0
-    )
+        name=Optims.SGD_NESTEROV, max_lr=0.05, momentum=0.9, weight_decay=0.01,
+        grad_clip_norm=1.0, accumulate_grad_batches=2,
+    )  # fmt: skip
 
 
 def validated(n, batch_size):
@@ -99,12 +100,46 @@ def frozen():
     return trained
 
 
+def narrow():
+    """Of some parameters a process has no row."""
+    torch.manual_seed(1)
+    return module(torch.nn.Linear(8, 2), torch.nn.Tanh(), torch.nn.Linear(2, 3))
+
+
+class Tied(torch.nn.Module):
+    """A small transformer whose head is its embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(20, 8)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            for _ in range(2)
+        )
+        self.head = torch.nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, rows):
+        hidden = self.embedding((rows.abs() * 5).long().clamp(max=19))
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden.mean(1))[:, :3]
+
+
+def tied():
+    torch.manual_seed(1)
+    return NNModel(params=NNModelParams(), module=Tied())
+
+
+def module(*layers):
+    return NNModel(params=NNModelParams(), module=torch.nn.Sequential(*layers))
+
+
 def normalized():
     torch.manual_seed(1)
-    net = torch.nn.Sequential(
+    return module(
         torch.nn.Linear(8, 7), torch.nn.BatchNorm1d(7), torch.nn.ReLU(), torch.nn.Linear(7, 3)
     )
-    return NNModel(params=NNModelParams(), module=net)
 
 
 def equal(_args):
@@ -119,6 +154,7 @@ def equal(_args):
         "sparse": lambda: fit(
             "sparse", given=params(6, ignored=2, accumulate=2), trained=model(**task)
         ),
+        "narrow": lambda: fit("narrow", trained=narrow()),
         "terms": lambda: fit("terms", given=params(6, accumulate=2), objective=two_terms),
     }
     if worker.WORLD < 3:
@@ -128,6 +164,7 @@ def equal(_args):
             ),
             "function": lambda: fit("function", train_step_fn=lambda ctx: default_train_step(ctx)),
             "bf16": lambda: fit("bf16", trained=model(precision=PrecisionPolicy("bf16"))),
+            "tied": lambda: fit("tied", given=params(optim=momentum()), trained=tied()),
             "sgd": lambda: fit("sgd", given=params(optim=momentum())),
             "uneven": lambda: fit("uneven", given=validated(53, 26)),
             "tiny": lambda: fit("tiny", given=validated(1, 4)),
@@ -311,8 +348,8 @@ class Picky(torch.nn.Module):
 
 def picky(at):
     torch.manual_seed(1)
-    layers = (torch.nn.Linear(8, 7), Picky(at), torch.nn.Linear(7, 5), torch.nn.Linear(5, 3))
-    return NNModel(params=NNModelParams(), module=torch.nn.Sequential(*layers))
+    linear = torch.nn.Linear
+    return module(linear(8, 7), Picky(at), linear(7, 5), linear(5, 3))
 
 
 def scalar():

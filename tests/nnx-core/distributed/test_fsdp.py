@@ -81,8 +81,18 @@ def by_world(two, three):
     return {2: [found["equal"] for found in two], 3: [found["equal"] for found in three]}
 
 
-BY_THREE = ["plain", "accumulated", "masked", "monitored", "clipped", "sparse", "terms"]
-BY_TWO = [*BY_THREE, "objective", "function", "sgd", "uneven", "tiny", "evaluator", "frozen"]
+BY_THREE = ["plain", "accumulated", "masked", "monitored", "clipped", "sparse", "terms", "narrow"]
+BY_TWO = [
+    *BY_THREE,
+    "objective",
+    "function",
+    "sgd",
+    "tied",
+    "uneven",
+    "tiny",
+    "evaluator",
+    "frozen",
+]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +102,8 @@ def test_every_update_is_the_one_of_a_single_process(single, by_world, case, wor
     one, several = single[case], by_world[world][0][case]
     if case == "function":  # its shares' F1 have no mean
         several = {**several, "f1": one["f1"]}
+    if case == "tied":  # its class is of the processes' main module
+        several = {**several, "id": one["id"]}
     if case == "terms":  # a batch's record is a mean of its shares'; the update is not
         several = {**several, **{k: one[k] for k in ("loss", "accuracy", "f1")}}
     close(one, several)
@@ -102,6 +114,14 @@ def test_all_ranks_agree_exactly(by_world, world):
     first, *others = by_world[world]
     for other in others:
         assert other == first
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_process_without_a_row_of_a_parameter_takes_part(by_world, folder, world):
+    found = by_world[world][0]["narrow"]
+    runs = str(folder / "several" / f"equal-{world}" / "runs")
+    state = NNCheckpoint.load(found["id"], "last", root=runs).net_state
+    assert [t.double().flatten().tolist() for t in state.values()] == found["weights"]
 
 
 def test_bf16_agrees_within_its_tolerance(single, by_world):

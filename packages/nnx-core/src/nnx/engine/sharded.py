@@ -24,7 +24,7 @@ from nnx.engine.ranks import Together, layout
 from nnx.engine.window import BackwardShare
 from nnx.objectives import LossTerm
 from nnx.precision import resolve_precision
-from nnx.seeding import isolated_rng, set_seed
+from nnx.seeding import isolated_rng
 from nnx.store import shards
 
 if TYPE_CHECKING:
@@ -209,8 +209,7 @@ class Sharded(Together):
         if stream is None:
             return None
         digest = hashlib.sha256(stream["torch"].cpu().numpy().tobytes()).digest()
-        with isolated_rng():
-            set_seed(self.seed(int.from_bytes(digest[:4], "little")))
+        with isolated_rng(self.seed(int.from_bytes(digest[:4], "little"))):
             return rng.capture({})
 
     def complete(self, state: dict[str, Any]) -> dict[str, Any]:
