@@ -7,9 +7,7 @@ a disk can fail; nothing else in the store changes the disk.
 from __future__ import annotations
 
 import errno
-import functools
 import os
-import sys
 from typing import Any
 
 try:
@@ -110,29 +108,3 @@ class Disk:
         """Take a lock, exclusive or ``shared``, or raise ``BlockingIOError`` at once."""
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-
-
-def start_writing(descriptor: int) -> None:
-    """Ask the system to begin writing what a flush will wait for; a hint, on Linux alone.
-
-    It also makes the filesystem choose the file's blocks now, so that flushes of
-    several files find all of them in one transaction of its journal.
-    """
-    call = _sync_file_range()
-    if call is not None:
-        call(descriptor, 0, 0, _WRITE_OUT)  # what fails here fails the flush again
-
-
-_WRITE_OUT = 2  # SYNC_FILE_RANGE_WRITE
-
-
-@functools.cache
-def _sync_file_range() -> Any:
-    if not sys.platform.startswith("linux"):
-        return None
-    import ctypes
-
-    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if call is not None:
-        call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return call

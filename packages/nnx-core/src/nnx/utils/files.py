@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from nnx.utils.disk import UNSUPPORTED, Disk, StrPath, start_writing
+from nnx.utils.disk import UNSUPPORTED, Disk, StrPath
 
 # A filesystem that cannot link says one of these; copying is the fallback.
 _CANNOT_LINK = UNSUPPORTED | {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EACCES}
@@ -171,10 +171,9 @@ class Flushes:
 
     :meth:`add` takes a descriptor over: it is flushed in the background and
     closed. :meth:`wait` returns when all of them are on stable storage, and
-    raises the first failure. Of small files only the writing starts at once;
-    they are flushed in :meth:`wait`, at the same moment: a journaling filesystem
-    then commits once for all of them, and for the names in their folder
-    (:meth:`add_directory`).
+    raises the first failure. Small files are kept until then and flushed at the
+    same moment: a journaling filesystem then commits them together, and with
+    them the names in their folder (:meth:`add_directory`).
     """
 
     def __init__(self) -> None:
@@ -184,7 +183,6 @@ class Flushes:
     def add(self, descriptor: int, size: int = 0) -> None:
         flush = functools.partial(_flush_and_close, disk, descriptor)
         if size < BLOCK:
-            start_writing(descriptor)
             self._kept.append(flush)
         else:
             self._start(flush)
