@@ -16,9 +16,10 @@ import fsdp_worker
 import torch
 import worker
 from nnx import Checkpoints, NNCheckpoint, NNModel
-from nnx.distributed import gather_checkpoint
-from nnx.store import NNRun, ResumePointError
+from nnx.distributed import FSDP, gather_checkpoint
+from nnx.store import NNRun, ResumePointError, lease
 from nnx.store.cleanup import collect
+from nnx.store.paths import RunPaths
 from torch.utils.data import DataLoader
 
 FSDP_WORKER = WORKER.with_name("fsdp_worker.py")
@@ -27,7 +28,7 @@ TOLERANCE = 1e-5  # relative, of losses and weights: what docs/distributed.md pr
 
 def run(folder, scenario, world, args=None, **options):
     Path(folder).mkdir(exist_ok=True)
-    return torchrun(folder, scenario, world, args, worker=FSDP_WORKER, **options)
+    return torchrun(folder, scenario, world, args, worker=FSDP_WORKER, timeout=280, **options)
 
 
 def close(one, two, tolerance=TOLERANCE):
@@ -242,6 +243,38 @@ def test_one_process_goes_on_with_the_gathered_checkpoint(single, two, folder, m
     NNCheckpoint.verify(begun, Checkpoints.LAST)
     model = NNModel.from_checkpoint(NNCheckpoint.from_file(path))
     assert model.predict(worker.data(3).tensors[0]).logits.shape == (3, 3)
+
+
+def test_gathering_leaves_an_ordinary_point_alone(single, folder):
+    """Losing nothing, and saying what is not there."""
+    root, run_id = str(folder / "single" / "runs"), single["plain"]["id"]
+    before = NNCheckpoint.verify(run_id, "last", root=root)
+    path = Path(gather_checkpoint(run_id, root=root))
+    assert path == Path(root) / run_id / "checkpoints" / "last.pt"
+    assert NNCheckpoint.verify(run_id, "last", root=root) == before
+    gather_checkpoint(run_id, Checkpoints.BEST, to="copied", root=root)
+    one, two = (
+        NNCheckpoint.load_with_training_state(run_id, tag, root) for tag in ("best", "copied")
+    )
+    same(one[0].net_state, two[0].net_state)
+    same(one[1], two[1])
+    with pytest.raises(FileNotFoundError, match="no run 'unknown'"):
+        gather_checkpoint("unknown", root=root)
+    with pytest.raises(FileNotFoundError, match="written: best, copied, first, last"):
+        gather_checkpoint(run_id, "q3", root=root)
+    with lease.lease(RunPaths(root, run_id)):
+        call = f"from nnx.distributed import *; gather_checkpoint({run_id!r}, root={root!r})"
+        done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True)
+    assert "RunBusyError" in done.stderr
+    assert f"run {run_id} in" in done.stderr
+
+
+@pytest.mark.parametrize("blocks", ["layers.*", (1,), ("",)])
+def test_blocks_are_names(blocks):
+    with pytest.raises(ValueError, match="names or patterns of submodules"):
+        FSDP(blocks=blocks)
+    with pytest.raises(ValueError, match="FSDP.writer_rank"):
+        FSDP(writer_rank=-1)
 
 
 def same(one, two):
