@@ -401,6 +401,21 @@ def test_a_journal_shows_its_window_and_the_whole_history_on_request(kit):
     assert window_after.seen == window.seen
 
 
+def test_a_final_history_that_cannot_be_read_back_leaves_the_window_and_a_warning(kit):
+    def lose(ctx):
+        if ctx.epoch == 1:
+            next(Path("runs").glob("*/history/chunk-00000000.jsonl")).unlink()
+
+    full = Reads("full")
+    with pytest.warns(RuntimeWarning, match=r"Reads gets the last records only.*chunk-00000000"):
+        kit.model().train(
+            kit.train_params(n_epochs=2),
+            callbacks=[full, at("on_epoch_end", lose)],
+            history=HistoryJournal(retention=4, chunk_size=2),
+        )
+    assert full.seen == [list(range(6)), list(range(12)), [8, 9, 10, 11]]
+
+
 def test_the_window_is_live_and_read_only(kit):
     views = []
 

@@ -43,7 +43,8 @@ def _read(path: str, decode: Any) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        warnings.warn(f"{path} is ignored: {error}", RuntimeWarning, stacklevel=4)
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        warnings.warn(f"{path} is ignored: {reason}", RuntimeWarning, stacklevel=4)
         return None
 
 

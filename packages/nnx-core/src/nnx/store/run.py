@@ -243,8 +243,12 @@ def _told(paths: RunPaths, metadata: Mapping[str, Any], key: str, read: Any) -> 
     try:
         return read(metadata[key])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         warnings.warn(
-            f"{paths.metadata}: {key} is ignored: {error!r}", RuntimeWarning, stacklevel=4
+            f"{paths.metadata}: what it says under {key!r} is not understood and is ignored "
+            f"({reason})",
+            RuntimeWarning,
+            stacklevel=4,
         )
         return None
 
