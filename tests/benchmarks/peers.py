@@ -113,11 +113,11 @@ def scores(output: torch.Tensor, target: torch.Tensor) -> tuple[float, ...]:
 
 
 @contextlib.contextmanager
-def elsewhere() -> Iterator[Path]:
+def elsewhere(within: str | None = None) -> Iterator[Path]:
     """A folder of its own, in silence."""
     here = os.getcwd()
     with (
-        tempfile.TemporaryDirectory(prefix="nnx-bench-") as folder,
+        tempfile.TemporaryDirectory(prefix="nnx-bench-", dir=within) as folder,
         contextlib.redirect_stdout(io.StringIO()),
         warnings.catch_warnings(),
     ):
