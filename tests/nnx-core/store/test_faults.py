@@ -33,7 +33,11 @@ from nnx.utils import files
 
 OPERATIONS = tuple(name for name in vars(files.Disk) if not name.startswith("_"))
 THOROUGH = os.environ.get("NNX_THOROUGH") == "1"
-FAULTS = {"full": errno.ENOSPC, "broken": errno.EIO, "forbidden": errno.EACCES, "killed": 0}
+INTERRUPT = -1
+FAULTS = {
+    "full": errno.ENOSPC, "broken": errno.EIO, "forbidden": errno.EACCES,
+    "interrupted": INTERRUPT, "killed": 0,
+}  # fmt: skip
 
 
 class FailingDisk(files.Disk):
@@ -45,7 +49,7 @@ class FailingDisk(files.Disk):
     def __init__(self, at: int = 0, code: int = 0, links: bool = True) -> None:
         self.at, self.code, self.links = at, code, links
         self.done: list[str] = []
-        self.error: OSError | None = None
+        self.error: BaseException | None = None
 
 
 def _failing(name):
@@ -67,7 +71,10 @@ def _failing(name):
                 real(self, *args, **options)
         if self.code == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        self.error = OSError(self.code, os.strerror(self.code))
+        if self.code == INTERRUPT:  # inside the window that holds a Ctrl-C, the second one
+            self.error = KeyboardInterrupt()
+        else:
+            self.error = OSError(self.code, os.strerror(self.code))
         raise self.error
 
     return operation
@@ -309,7 +316,7 @@ def sweep(parts, tmp_path, monkeypatch, check_sound):
         error = None
         try:
             act(made, disk)
-        except OSError as caught:
+        except (OSError, KeyboardInterrupt) as caught:
             error = caught
         assert disk.error is not None
         if error is not None:
