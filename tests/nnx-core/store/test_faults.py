@@ -384,7 +384,7 @@ def sweep(parts, tmp_path, monkeypatch, check_sound):
 @pytest.mark.parametrize(
     ("scene", "stride"),
     [
-        (Table, 24), (Journal, 24), (Copies, 29), (Sharded, 29), (Overwrite, 29), (Remove, 5),
+        (Table, 36), (Journal, 36), (Copies, 43), (Sharded, 43), (Overwrite, 43), (Remove, 5),
         (Collect, 5), (Save, 3), (Checkpoint, 4), (Migrate, 5),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
