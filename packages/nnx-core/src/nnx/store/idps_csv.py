@@ -8,7 +8,9 @@ their first appearance, after a running index without a name. An empty cell is
 from __future__ import annotations
 
 import csv
+import functools
 import io
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,20 +28,25 @@ _WHOLE = {"iter_idx", "epoch_idx", "batch_idx", "count", "update_count"}
 def flatten(record: NNIterationDataPoint) -> dict[str, Any]:
     """One row: the plain fields first, then each nested record's."""
     state = record.state()
-    row = {key: value for key, value in state.items() if not isinstance(value, Mapping)}
+    row = {key: value for key, value in state.items() if not isinstance(value, dict)}
     for key, value in state.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             _descend(key, value, row)
     return row
 
 
 def _descend(prefix: str, nested: Mapping[str, Any], row: dict[str, Any]) -> None:
     for key, value in nested.items():
-        path = f"{prefix}.{key}"
-        if isinstance(value, Mapping):
+        path = _path(prefix, key)
+        if isinstance(value, dict):
             _descend(path, value, row)
         else:
             row[path] = value
+
+
+@functools.lru_cache(1024)  # every record has the same few
+def _path(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}"
 
 
 class CsvHistory:
@@ -64,14 +71,14 @@ class CsvHistory:
             return
         rows = [flatten(record) for record in records]
         known = set(self._columns)
-        fresh = [c for c in dict.fromkeys(k for row in rows for k in row) if c not in known]
+        fresh = [c for c in dict.fromkeys(itertools.chain.from_iterable(rows)) if c not in known]
         if fresh:
             self._widen(fresh)
             self._before = (self._size, self._rows)
         text = io.StringIO()
-        write = csv.writer(text, lineterminator="\n").writerow
-        for number, row in enumerate(rows, start=self._rows):
-            write([number, *(_cell(row.get(column)) for column in self._columns)])
+        csv.writer(text, lineterminator="\n").writerows(
+            [number, *map(row.get, self._columns)] for number, row in enumerate(rows, self._rows)
+        )
         data = text.getvalue().encode()
         descriptor = fs.disk.open_append(self.path)
         try:
@@ -118,7 +125,7 @@ def write(path: str, records: Iterable[NNIterationDataPoint]) -> int:
     with fs.atomic_write(path, "wb") as stream:
         stream.write(_line(["", *columns]))
         for number, row in enumerate(rows):
-            stream.write(_line([number, *(_cell(row.get(column)) for column in columns)]))
+            stream.write(_line([number, *map(row.get, columns)]))
     return len(rows)
 
 
@@ -232,12 +239,6 @@ def _line(cells: Sequence[Any]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode("utf-8", "surrogateescape")
-
-
-def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    return repr(value) if type(value) is float else value
 
 
 def _number(cell: str) -> Any:
