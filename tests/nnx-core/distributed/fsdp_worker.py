@@ -13,6 +13,7 @@ import torch
 import worker
 from nnx import (
     Callback,
+    EarlyStopping,
     LossTerm,
     MetricSpec,
     ModelCheckpoint,
@@ -21,6 +22,7 @@ from nnx import (
     NNModel,
     NNModelParams,
     NNOptimParams,
+    NNSchedulerParams,
     ObjectiveResult,
     Optims,
     PrecisionPolicy,
@@ -29,9 +31,10 @@ from nnx import (
     supervised_objective,
 )
 from nnx.distributed import DDP, FSDP, init_process_group, shutdown
+from nnx.history import HistoryJournal
 from nnx.store import dcp
 from torch.nn import functional
-from worker import failure, model, params, replace, summary
+from worker import failure, model, normalized, one_row, params, replace, summary
 
 SPEC = FSDP()
 
@@ -135,16 +138,12 @@ def module(*layers):
     return NNModel(params=NNModelParams(), module=torch.nn.Sequential(*layers))
 
 
-def normalized():
-    torch.manual_seed(1)
-    return module(
-        torch.nn.Linear(8, 7), torch.nn.BatchNorm1d(7), torch.nn.ReLU(), torch.nn.Linear(7, 3)
-    )
-
-
 def equal(_args):
     nll = {"metrics": [MetricSpec("nll"), MetricSpec("f1")], "monitor": MonitorSpec("nll")}
     task = {"task": TaskSpec.categorical(3, ignore_index=-100)}
+    plateau = NNSchedulerParams.builder().reduce_on_plateau(
+        min_lr=1e-6, factor=0.5, patience=0, cooldown=0, threshold=0.5
+    )
     cases = {
         "plain": lambda: fit("plain"),
         "accumulated": lambda: fit("accumulated", given=params(accumulate=4)),
@@ -166,8 +165,14 @@ def equal(_args):
             "bf16": lambda: fit("bf16", trained=model(precision=PrecisionPolicy("bf16"))),
             "tied": lambda: fit("tied", given=params(optim=momentum()), trained=tied()),
             "sgd": lambda: fit("sgd", given=params(optim=momentum())),
+            "plateau": lambda: fit(
+                "plateau",
+                given=params(n_epochs=4, scheduler=plateau.build()),
+                callbacks=[EarlyStopping(monitor="val_edp.loss", patience=2, min_delta=0.2)],
+            ),
+            "journal": lambda: fit("journal", history=HistoryJournal(retention=10, chunk_size=5)),
             "uneven": lambda: fit("uneven", given=validated(53, 26)),
-            "tiny": lambda: fit("tiny", given=validated(1, 4)),
+            "tiny": lambda: fit("tiny", given=params(val_loader=one_row())),
             "evaluator": lambda: fit("evaluator", given=validated(53, 26), eval_step_fn=evaluate),
             "frozen": lambda: fit("frozen", trained=frozen()),
             "batch_norm": lambda: fit("batch_norm", trained=normalized()),

@@ -88,6 +88,8 @@ BY_TWO = [
     "objective",
     "function",
     "sgd",
+    "plateau",
+    "journal",
     "tied",
     "uneven",
     "tiny",

@@ -13,7 +13,7 @@ from conftest import WORKER, environment, free_port, results, torchrun  # isort:
 from nnx.store import NNRun
 
 BY_TWO = ["plain", "accumulated", "masked", "monitored", "clipped", "plateau", "warm", "objective",
-          "function", "journal", "extra"]  # fmt: skip
+          "function", "journal", "extra", "tiny"]  # fmt: skip
 BY_THREE = ["plain", "accumulated", "masked", "monitored", "clipped"]
 
 

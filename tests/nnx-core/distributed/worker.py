@@ -100,6 +100,19 @@ def fit(name, *, given=None, trained=None, **options):
     return summary(run, trained)
 
 
+def one_row():
+    """A validation that most processes have no row of."""
+    return validation_loader(data(1, seed=1), 4)
+
+
+def normalized():
+    """With running statistics, which every process collects from its own rows."""
+    torch.manual_seed(1)
+    layers = (torch.nn.Linear(8, 7), torch.nn.BatchNorm1d(7), torch.nn.ReLU())
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(7, 3))
+    return NNModel(params=NNModelParams(), module=net)
+
+
 # Scenarios --------------------------------------------------------------------------------------
 
 
@@ -123,6 +136,8 @@ def equal(_args):
     }
     if WORLD < 3:
         cases |= {
+            "tiny": lambda: fit("tiny", given=params(val_loader=one_row())),
+            "batch_norm": lambda: fit("batch_norm", trained=normalized()),
             "plateau": lambda: fit("plateau", given=params(n_epochs=4, scheduler=plateau.build())),
             "warm": lambda: fit("warm", given=params(scheduler=warm.build())),
             "objective": lambda: fit(
