@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import sys
 import time
@@ -175,6 +176,10 @@ def equal(_args):
             "tiny": lambda: fit("tiny", given=params(val_loader=one_row())),
             "evaluator": lambda: fit("evaluator", given=validated(53, 26), eval_step_fn=evaluate),
             "frozen": lambda: fit("frozen", trained=frozen()),
+            "container": lambda: fit("container", trained=direct(outside=False)),
+            "outside": lambda: fit(
+                "outside", trained=direct(outside=True), spec=SPEC and FSDP(blocks=())
+            ),
             "batch_norm": lambda: fit("batch_norm", trained=normalized()),
             "root": lambda: fit("root", spec=SPEC and FSDP(blocks=())),
         }
@@ -198,6 +203,8 @@ def sharded(_args):
         "same_net": net is before,
         "same_kinds": [type(m).__name__ for m in net.modules()] == kinds,
         "same_attributes": [sorted(vars(m)) for m in net.modules()] == attributes,
+        "hooks": [n for m in net.modules() for n, v in vars(m).items() if "hooks" in n and v],
+        "pickled": len(pickle.dumps(net)) > 0,
         "same_parameters": all(a is b for a, b in zip(parameters, net.parameters())),
         "predicted": trained.predict(worker.data(5).tensors[0]).logits.tolist(),
         "again": fit("again", trained=trained)["loss"],  # sharded once more
@@ -288,7 +295,9 @@ def failures(_args):
         ("pattern", params(), {"spec": FSDP(blocks=("nothing.*",))}),
         ("plain", params(train_loader=[(torch.ones(2, 8), torch.ones(2))]), {}),
         ("checkpoint_every", params(checkpoint_every=2), {}),
-        ("scalar", params(), {"trained": scalar()}),
+        ("scalar", params(), {"trained": with_parameter(torch.tensor(1.0))}),
+        ("empty", params(), {"trained": with_parameter(torch.ones(0, 2))}),
+        ("strided", params(), {"trained": with_parameter(torch.ones(3, 2).t())}),
     ):
         found[name] = failure(
             lambda g=given, o=options: fit("no", given=g, **{"trained": own, **o})
@@ -312,6 +321,7 @@ def failures(_args):
     found["inside_first"] = failure(lambda: fit("inside", trained=picky(at=1)))
     blocks = FSDP(blocks=() if worker.RANK else None)
     found["blocks"] = failure(lambda: fit("blocks", spec=blocks))
+    found["outside"] = failure(lambda: fit("outside", trained=direct(outside=True)))
 
     class Alone(Callback):
         rank_behaviour = "writer"
@@ -357,10 +367,36 @@ def picky(at):
     return module(linear(8, 7), Picky(at), linear(7, 5), linear(5, 3))
 
 
-def scalar():
-    """A network that cannot be sharded: it has a parameter without dimensions."""
+class Direct(torch.nn.Module):
+    """Its lists hold parameters, and one layer whose weight it uses itself."""
+
+    __module__ = "fsdp_worker"  # in the processes that is the main module
+
+    def __init__(self):
+        super().__init__()
+        own = torch.nn.ParameterList([torch.nn.Parameter(torch.eye(8))])
+        self.stack = torch.nn.ModuleList([own, torch.nn.Linear(8, 3)])
+        self.outside = False
+
+    def forward(self, rows):
+        (own,), last = self.stack
+        rows = rows @ own
+        if self.outside:
+            return functional.linear(rows, last.weight, last.bias)
+        return last(rows)
+
+
+def direct(*, outside):
+    torch.manual_seed(1)
+    net = Direct()
+    net.outside = outside
+    return NNModel(params=NNModelParams(), module=net)
+
+
+def with_parameter(tensor):
+    """A network that cannot be sharded."""
     trained = model()
-    trained.net.temperature = torch.nn.Parameter(torch.tensor(1.0))
+    trained.net.odd = torch.nn.Parameter(tensor)
     return trained
 
 
@@ -426,6 +462,9 @@ def main():
     found = globals()[scenario](args)
     (output / f"{scenario}-{worker.WORLD}-{worker.RANK}.json").write_text(json.dumps(found))
     shutdown(timeout_seconds=5)
+    left = worker.backend_threads()
+    if left and scenario == "several":  # one of them could abort the process while it ends
+        sys.exit(f"threads of the backend outlive shutdown: {left}")
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ BY_TWO = [
     "evaluator",
     "frozen",
 ]
+BY_TWO += ["container", "outside"]  # a ParameterList; a weight that its layer does not use
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,8 @@ def test_the_model_is_an_ordinary_one_again(sharded, by_world):
         assert found["same_kinds"]
         assert found["same_attributes"]
         assert found["same_parameters"]
+        assert found["hooks"] == []
+        assert found["pickled"]
     assert one["predicted"] == two["predicted"]
     assert one["weights"] == by_world[2][0]["plain"]["weights"]
     assert len(one["again"]) == 14  # and can be sharded again
@@ -305,7 +308,10 @@ def test_a_refusal_changes_nothing(failed):
         assert "'nothing.*' matches no submodule" in found["pattern"]
         assert "nnx.distributed.train_loader" in found["plain"]
         assert "checkpoint_every" in found["checkpoint_every"]
-        assert "scalar" in found["scalar"]
+        assert "the parameter odd: it is a scalar" in found["scalar"]
+        assert "the parameter odd: it is empty" in found["empty"]
+        assert "the parameter odd: it is not contiguous" in found["strided"]
+        assert "FSDP(blocks=())" in found["outside"]
         assert found["refused_changes_nothing"]
         assert found["left"] == []
 

@@ -7,6 +7,7 @@ import datetime
 import gc
 import os
 import threading
+import weakref
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from nnx.utils import validation as check
 
 _timeout = datetime.timedelta(seconds=120)
 _talk: Any = None  # the gloo group beside a default group of another backend
+# The mesh of each device type, and the default process group that it was made under.
+_meshes: dict[str, tuple[Any, Any]] = {}
 
 
 def init_process_group(
@@ -78,6 +81,10 @@ def shutdown(*, timeout_seconds: float = 60.0) -> None:
 def _leave() -> None:
     global _talk
     _talk = None
+    for _, mesh in _meshes.values():
+        # torch's caches keep the mesh itself, which would keep the group.
+        getattr(mesh, "_pg_registry", {}).clear()
+    _meshes.clear()
     gc.collect()  # cycles of a finished fit may hold the group
     dist.destroy_process_group()
 
@@ -99,6 +106,21 @@ def talk_group() -> Any:
     if _talk is None:
         _talk = dist.new_group(backend="gloo", timeout=_timeout)
     return _talk
+
+
+def mesh_of(device: str) -> Any:
+    """All processes as a mesh of a device type, in a group where nothing else is sent.
+
+    It is made once for a process group, because torch keeps plans for the tensors of a mesh
+    by its value. All processes ask for it together. See :func:`shutdown`.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    made_for, mesh = _meshes.get(device, (lambda: None, None))
+    if made_for() is not dist.group.WORLD:
+        mesh = DeviceMesh.from_group(dist.new_group(timeout=_timeout), device)
+        _meshes[device] = (weakref.ref(dist.group.WORLD), mesh)
+    return mesh
 
 
 def rank_and_world() -> tuple[int, int]:

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from nnx.distributed.group import Group
-from nnx.distributed.process import timeout
+from nnx.distributed.process import mesh_of
 
 _NEEDED = ("set_gradient_divide_factor", "set_force_sum_reduction_for_comms")
 _HOOKS = (
@@ -76,10 +74,9 @@ class ShardedNet:
         ]
         self._before = [_Before(module) for module in net.modules()]
         self._handles: list[Any] = []
-        if not self._slots:
-            raise ValueError("distributed=FSDP(): the network has no parameters to shard")
+        _check_parameters(net)
         blocks = blocks_of(net, patterns)
-        self.mesh = _mesh(self._slots[0].whole.device.type)
+        self.mesh = mesh_of(self._slots[0].whole.device.type)
         try:
             self._shard(blocks, unused)
         except BaseException:
@@ -238,22 +235,24 @@ class ShardedNet:
                 block.reshard()
 
 
-# The mesh of each device type, and the default process group that it was made under.
-_meshes: dict[str, tuple[Any, Any]] = {}
-
-
-def _mesh(device: str) -> Any:
-    """All processes, in a group of their own: nothing else is ever sent in it.
-
-    It is made once, because torch keeps plans for the tensors of a mesh by its value.
-    """
-    from torch.distributed.device_mesh import DeviceMesh
-
-    made_for, mesh = _meshes.get(device, (lambda: None, None))
-    if made_for() is not dist.group.WORLD:
-        mesh = DeviceMesh.from_group(dist.new_group(timeout=timeout()), device)
-        _meshes[device] = (weakref.ref(dist.group.WORLD), mesh)  # see shutdown()
-    return mesh
+def _check_parameters(net: nn.Module) -> None:
+    """Refuse by name what cannot be sharded, before anything is changed."""
+    named = list(net.named_parameters())
+    if not named:
+        raise ValueError("distributed=FSDP(): the network has no parameters to shard")
+    for name, parameter in named:
+        problem = None
+        if parameter.dim() == 0:
+            problem = "it is a scalar; give it one dimension"
+        elif parameter.numel() == 0:
+            problem = "it is empty; register it as a buffer"
+        elif not parameter.is_contiguous():
+            problem = "it is not contiguous; make it a Parameter of its .contiguous()"
+        if problem is not None:
+            raise ValueError(
+                f"distributed=FSDP() cannot shard the parameter {name}: {problem}, or use "
+                "distributed=DDP()"
+            )
 
 
 class _Before:
@@ -276,12 +275,21 @@ class _Before:
     def put_back(self) -> None:
         module = self._module
         for name, added in self._hooks.items():
-            for key in added:
-                vars(module)[name].pop(key, None)
+            hooks = vars(module).get(name, {})
+            # Some are added in the first forward.
+            late = [key for key, hook in hooks.items() if _is_torchs(hook)]
+            for key in (*added, *late):
+                hooks.pop(key, None)
         for name in self._attributes:
             vars(module).pop(name, None)
         module.__class__ = self._kind
         _forget(module)
+
+
+def _is_torchs(hook: Any) -> bool:
+    """Whether FSDP2 has made a hook."""
+    maker = getattr(getattr(hook, "hook", hook), "__module__", None) or ""
+    return maker.startswith("torch.distributed.fsdp.")
 
 
 def _forget(module: nn.Module) -> None:
@@ -327,7 +335,7 @@ def _repeated(module: nn.Module, prefix: str) -> list[str]:
 
 
 def _is_block(net: nn.Module, block: nn.Module) -> bool:
-    if isinstance(block, (nn.ModuleList, nn.ModuleDict)):  # never called themselves
+    if type(block).forward is nn.Module.forward:  # a container, never called itself
         return False
     own = {id(parameter) for parameter in block.parameters()}
     inside = set(block.modules())

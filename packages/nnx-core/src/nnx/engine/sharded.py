@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
     from nnx.store.points import ResumePoint
 
+_OUTSIDE = (
+    "a parameter was used outside the forward of its block, while it was sharded; name the "
+    "blocks so that their own forward uses their parameters, FSDP(blocks=...), or gather all with "
+    "the whole network, FSDP(blocks=()) ({})"
+)
+
 
 class Sharded(Together):
     """Data-parallel training under ``distributed=FSDP()``.
@@ -54,9 +60,11 @@ class Sharded(Together):
             with self.group.guarded():
                 try:
                     yield
-                except Exception:
+                except Exception as error:
                     if self._net is not None and self._together:
                         self._net.finish_forward()
+                    if "mixed torch.Tensor and DTensor" in str(error):
+                        raise RuntimeError(_OUTSIDE.format(error)) from error
                     raise
                 self._restore(together=True)
         except BaseException as error:
