@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Callable, Mapping
@@ -250,22 +251,43 @@ def read_index(folder: str) -> dict[str, Any]:
             _check_entry(entry)
     except FileNotFoundError:
         raise ResumePointError(f"the sharded point is torn: {path} is missing") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ResumePointError(f"{path} is corrupted: it cannot be read ({error})") from error
+    _check_files(folder, tensors)
     return tensors
 
 
 def _check_entry(entry: Mapping[str, Any]) -> None:
+    """The pieces are the tensor's rows, each once: a gap would be read as whatever is there."""
     if entry["dtype"] not in _DTYPES:
         raise ValueError(f"unknown dtype {entry['dtype']!r}")
-    torch.Size(entry["shape"])
-    for chunk in entry["chunks"]:
-        if len(chunk["offsets"]) != len(entry["shape"]) or len(chunk["sizes"]) != len(
-            entry["shape"]
-        ):
-            raise ValueError("a piece has other dimensions than its tensor")
+    shape, end = entry["shape"], 0
+    for numbers in (shape, *(c[key] for c in entry["chunks"] for key in ("offsets", "sizes"))):
+        if not all(type(n) is int and n >= 0 for n in numbers) or len(numbers) != len(shape):
+            raise ValueError(f"{numbers!r} is no place in a tensor of shape {shape!r}")
+    for chunk in sorted(entry["chunks"], key=lambda c: (c["offsets"], c["sizes"])):
         if not SHARD_FILE.fullmatch(chunk["file"]):
             raise ValueError(f"{chunk['file']!r} is no file of a sharded point")
+        if chunk["offsets"] != [end, *[0] * (len(shape) - 1)] or chunk["sizes"][1:] != shape[1:]:
+            raise ValueError("the pieces of a tensor are not its rows, one after the other")
+        end += chunk["sizes"][0]
+    if end != shape[0]:
+        raise ValueError(f"the pieces of a tensor have {end} rows, and it has {shape[0]}")
+
+
+def _check_files(folder: str, tensors: Mapping[str, Any]) -> None:
+    """The files are there, and large enough for what they are said to hold."""
+    needed: dict[str, int] = {}
+    for entry in tensors.values():
+        for chunk in entry["chunks"]:
+            size = math.prod(chunk["sizes"]) * _DTYPES[entry["dtype"]].itemsize
+            needed[chunk["file"]] = needed.get(chunk["file"], 0) + size
+    for name, size in needed.items():
+        path = os.path.join(folder, name)
+        if not os.path.isfile(path):
+            raise ResumePointError(f"the sharded point is torn: {path} is missing")
+        if os.path.getsize(path) < size:
+            raise ResumePointError(f"{path} is corrupted: it is shorter than its tensors")
 
 
 def load_planner() -> DefaultLoadPlanner:
