@@ -174,8 +174,8 @@ from nnx.distributed import init_process_group, shutdown
 
 atexit.register(lambda: print("left:", worker.backend_threads(), flush=True))
 worker.RANK, worker.WORLD = init_process_group()
-print("before:", len(worker.backend_threads()))
 worker.fit("script")
+print("before:", len(worker.backend_threads()))
 {call}
 """)
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
