@@ -81,18 +81,10 @@ class Archive:
         if known[1] is not dtype:
             raise _NotPlain  # torch refuses a storage under two types
         key = self._keys.setdefault(storage._cdata, len(self._keys))
-        return b"".join((
-            _REBUILD,
-            f"ctorch\n{_STORAGE[dtype]}Storage\n".encode(),
-            _text(str(key)),
-            _CPU,
-            _number(storage.nbytes() // dtype.itemsize),
-            b"tQ",
-            _number(int(tensor.storage_offset())),
-            b"(", *map(_number, tensor.shape), b"t",
-            b"(", *map(_number, tensor.stride()), b"t",
-            b"\x89ccollections\nOrderedDict\n)RtR",
-        ))  # fmt: skip
+        return _opcodes(
+            _STORAGE[dtype], key, storage.nbytes() // dtype.itemsize, tensor.storage_offset(),
+            tensor.shape, tensor.stride(),
+        )  # fmt: skip
 
 
 class _NotPlain(Exception):
@@ -107,6 +99,24 @@ def _text(value: str) -> bytes:
 
 def _number(value: float | None) -> bytes:
     return pickle.dumps(value, 2)[2:-1]  # without the protocol in front and the stop
+
+
+@functools.lru_cache(4096)
+def _opcodes(
+    storage: str, key: int, size: int, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> bytes:
+    return b"".join((
+        _REBUILD,
+        f"ctorch\n{storage}Storage\n".encode(),
+        _text(str(key)),
+        _CPU,
+        _number(size),
+        b"tQ",
+        _number(offset),
+        b"(", *map(_number, shape), b"t",
+        b"(", *map(_number, stride), b"t",
+        b"\x89ccollections\nOrderedDict\n)RtR",
+    ))  # fmt: skip
 
 
 _REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n((" + _text("storage")
