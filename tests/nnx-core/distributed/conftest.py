@@ -49,3 +49,22 @@ def torchrun(
 def results(folder, scenario, world):
     paths = [Path(folder) / f"{scenario}-{world}-{rank}.json" for rank in range(world)]
     return [json.loads(p.read_text()) if p.exists() else None for p in paths]
+
+
+TOLERANCE = 1e-5  # relative, of losses and weights: what docs/distributed.md promises
+
+
+def close(one, two, tolerance=TOLERANCE):
+    """Assert that two results are equal, their numbers within a tolerance."""
+    if isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            close(one[key], two[key], tolerance)
+    elif isinstance(one, list):
+        assert len(one) == len(two)
+        for a, b in zip(one, two):
+            close(a, b, tolerance)
+    elif isinstance(one, float):
+        assert one == pytest.approx(two, rel=tolerance, abs=tolerance)
+    else:
+        assert one == two

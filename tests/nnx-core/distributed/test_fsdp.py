@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import WORKER, environment, free_port, results, torchrun  # isort: skip
+from conftest import WORKER, close, environment, free_port, results, torchrun  # isort: skip
 import fsdp_worker
 import torch
 import worker
@@ -23,27 +23,11 @@ from nnx.store.paths import RunPaths
 from torch.utils.data import DataLoader
 
 FSDP_WORKER = WORKER.with_name("fsdp_worker.py")
-TOLERANCE = 1e-5  # relative, of losses and weights: what docs/distributed.md promises
 
 
 def run(folder, scenario, world, args=None, **options):
     Path(folder).mkdir(exist_ok=True)
     return torchrun(folder, scenario, world, args, worker=FSDP_WORKER, timeout=280, **options)
-
-
-def close(one, two, tolerance=TOLERANCE):
-    if isinstance(one, dict):
-        assert one.keys() == two.keys()
-        for key in one:
-            close(one[key], two[key], tolerance)
-    elif isinstance(one, list):
-        assert len(one) == len(two)
-        for a, b in zip(one, two):
-            close(a, b, tolerance)
-    elif isinstance(one, float):
-        assert one == pytest.approx(two, rel=tolerance, abs=tolerance)
-    else:
-        assert one == two
 
 
 @pytest.fixture(scope="module")

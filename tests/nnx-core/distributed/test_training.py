@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from conftest import WORKER, environment, free_port, results, torchrun  # isort: skip
+from conftest import WORKER, close, environment, free_port, results, torchrun  # isort: skip
 from nnx.store import NNRun
 
 BY_TWO = ["plain", "accumulated", "masked", "monitored", "clipped", "plateau", "warm", "objective",
@@ -30,21 +30,6 @@ def by_world(folder):
         where.mkdir()
         found[world] = torchrun(where, "equal", world)
     return found
-
-
-def close(one, two, tolerance=1e-5):
-    if isinstance(one, dict):
-        assert one.keys() == two.keys()
-        for key in one:
-            close(one[key], two[key], tolerance)
-    elif isinstance(one, list):
-        assert len(one) == len(two)
-        for a, b in zip(one, two):
-            close(a, b, tolerance)
-    elif isinstance(one, float):
-        assert one == pytest.approx(two, rel=tolerance, abs=tolerance)
-    else:
-        assert one == two
 
 
 @pytest.mark.parametrize(
