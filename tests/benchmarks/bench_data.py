@@ -148,10 +148,10 @@ def bench_plan_split() -> Iterator[Row]:
     """A recorded plan beside the index arrays of scikit-learn or of a comparison."""
     from sklearn.model_selection import GroupShuffleSplit, StratifiedShuffleSplit
 
-    rows = 1_000_000
+    rows = 5_000_000
     generator = np.random.default_rng(0)
     ids = generator.permutation(rows)
-    groups, labels = generator.integers(0, 100_000, rows), generator.integers(0, 10, rows)
+    groups, labels = generator.integers(0, 500_000, rows), generator.integers(0, 10, rows)
     days = np.datetime64("2020-01-01") + generator.integers(0, 1000, rows).astype("m8[D]")
     cutoffs = (np.datetime64("2022-01-01"), np.datetime64("2022-06-01"))
 
@@ -162,7 +162,7 @@ def bench_plan_split() -> Iterator[Row]:
         next(second.split(rest, **{name: by[rest]}))
 
     plans = {
-        "100k groups": (
+        "500k groups": (
             {"strategy": "group", "groups": groups, "seed": 1},
             lambda: twice(GroupShuffleSplit, "groups", groups), "scikit-learn, twice",
         ),
@@ -182,20 +182,20 @@ def bench_plan_split() -> Iterator[Row]:
             repeats=3, warmup=0, clock=time.process_time,
         )  # fmt: skip
         yield Row(
-            f"plan a split of 1M ids, {name}", a * 1e3, b * 1e3, against=against, spread=spread
+            f"plan a split of 5M ids, {name}", a * 1e3, b * 1e3, against=against, spread=spread
         )
     plan = plan_split(ids, **plans["two cutoffs"][0])
     replay, varied = seconds(
         lambda: plan.resolve(ids), repeats=3, warmup=0, clock=time.process_time
     )
-    yield Row("replay a split of 1M ids", replay * 1e3, spread=varied)
+    yield Row("replay a split of 5M ids", replay * 1e3, spread=varied)
 
 
 def bench_standardize() -> Iterator[Row]:
     """Checked and in float64, beside scikit-learn in float32."""
     from sklearn.preprocessing import StandardScaler
 
-    table = np.random.default_rng(0).normal(3, 2, (2_000_000, 50)).astype(np.float32)
+    table = np.random.default_rng(0).normal(3, 2, (5_000_000, 50)).astype(np.float32)
     rows = np.arange(len(table))
     ours, theirs = Standardizer.fit(table, rows=rows), StandardScaler().fit(table)
     calls = {
@@ -206,4 +206,4 @@ def bench_standardize() -> Iterator[Row]:
     }  # fmt: skip
     for name, pair in calls.items():
         a, b, spread = interleaved(*pair, repeats=3, warmup=0, clock=time.process_time)
-        yield Row(f"{name} 2M x 50 float32", a, b, "s", "scikit-learn", spread=spread)
+        yield Row(f"{name} 5M x 50 float32", a, b, "s", "scikit-learn", spread=spread)
