@@ -568,7 +568,7 @@ def test_a_scaled_window_equals_the_hand_written_scaler_loop_bit_for_bit():
     model, oracle = net(), net()
     engine = UpdateEngine(
         {"default": torch.optim.Adam(model.parameters(), lr=0.01)},
-        scaler=cpu_scaler(), clip_norms={"default": 0.5}, check_gradients=False,
+        scaler=cpu_scaler(), clip_norms={"default": 0.5},
     )  # fmt: skip
     optimizer, scaler = torch.optim.Adam(oracle.parameters(), lr=0.01), cpu_scaler()
     for step in range(4):
@@ -660,7 +660,7 @@ def test_the_default_step_is_a_plain_loop_bit_for_bit(loss):
     model, oracle = net(), net()
     engine = UpdateEngine(
         {"default": torch.optim.Adam(model.parameters(), lr=0.01)},
-        clip_norms={"default": 0.7}, check_gradients=False,
+        clip_norms={"default": 0.7},
     )  # fmt: skip
     optimizer = torch.optim.Adam(oracle.parameters(), lr=0.01)
     for step in range(5):
@@ -736,7 +736,7 @@ def test_the_default_step_takes_no_update_for_a_masked_window(accumulate, reduct
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_default_step_raises_on_a_diverged_loss_before_stepping(accumulate):
     model, (x, y) = net(), batch(4, 0)
-    engine = engine_of(model, accumulate=accumulate, check_gradients=False)
+    engine = engine_of(model, accumulate=accumulate)
     before = copy.deepcopy(model)
     x[0, 0] = math.nan
     with pytest.raises(FloatingPointError, match="nan at epoch 2, batch 3"):

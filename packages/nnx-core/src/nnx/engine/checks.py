@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from nnx.callbacks import as_callback, history_access_of
 from nnx.engine.batches import loader_length
+from nnx.engine.gradients import nonfinite_names
 from nnx.engine.topology import unowned_parameters
 from nnx.models import check_topology, check_wrapped_weights, state_topology
 from nnx.monitors import check_metrics
@@ -18,6 +20,7 @@ from nnx.params import MonitorSpec, NNTrainerParams, NNTrainParams
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
+    from nnx.engine.session import FitSession
     from nnx.precision import ResolvedPrecision
 
 
@@ -218,3 +221,25 @@ def warn_unowned(net: torch.nn.Module, optimizers: Mapping[str, torch.optim.Opti
         stacklevel=3,
     )
     return True
+
+
+def check_weights(session: FitSession) -> None:
+    """Refuse to commit trained weights that are NaN or infinite, whoever took the step."""
+    named = session.model.net.named_parameters()
+    trained = {n: p for n, p in named if p.requires_grad and not is_lazy(p)}
+    names = nonfinite_names(trained)
+    if not session.plan.ranks.any(bool(names)):
+        return
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" * (len(names) > 3))
+    committed = session.committed
+    raise FloatingPointError(
+        f"training made {shown or 'the weights of another process'} NaN or infinite in epoch "
+        f"{session.epoch}, which was not committed; "
+        + (
+            "there is no earlier epoch"
+            if committed is None
+            else f"LAST is epoch {committed.epoch_idx}"
+        )
+        + ". Lower the learning rate or clip gradients; a step function of your own must look at "
+        "the loss and the gradients before it steps"
+    )

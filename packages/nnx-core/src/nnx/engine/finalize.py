@@ -41,7 +41,7 @@ def finalize_step(ctx: TrainStepContext, loss: torch.Tensor) -> float:
     engine = UpdateEngine(
         {"default": ctx.optimizer},
         clip_norms={"default": ctx.grad_clip_norm},
-        check_gradients=False,
+        net=ctx.model.net,
     )
     engine.apply_supervised(
         SupervisedTerms(loss, loss, None),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -38,14 +39,59 @@ def add(parameters: Sequence[torch.nn.Parameter], gradients: Gradients) -> None:
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def all_finite(gradients: Sequence[torch.Tensor]) -> bool:
-    """Whether no element is NaN or infinite; on an accelerator with one read of the device."""
-    held = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]  # of a shard
-    dense = [g._values() if g.is_sparse else g for g in held]
-    dense = [g for g in dense if g.numel()]
-    if all(g.is_cpu and not g.is_complex() for g in dense):
-        # A finite sum has finite summands; only the overflow of a sum needs a second look.
-        return all(math.isfinite(g.sum().item()) or bool(g.isfinite().all()) for g in dense)
+def nonfinite_flags(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Scalars, one of them positive when an element is NaN or infinite; no device is read."""
+    if not gradients:
+        return []
+    if set(map(type, gradients)) == {torch.Tensor}:
+        # The kernel of the gradient scaler: it divides by one, and notes what is not finite.
+        with contextlib.suppress(RuntimeError):  # several devices, sparse, complex, an old device
+            found = torch.zeros((), device=gradients[0].device)
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                gradients, found, _one(gradients[0].device)
+            )
+            return [found]
+    dense = [_dense(gradient) for gradient in gradients]
+    return _not_finite([tensor for tensor in dense if tensor.numel()])
+
+
+def nonfinite_names(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of the tensors with an element that is NaN or infinite; the tensors are only read."""
+    dense = {name: _dense(tensor.detach()) for name, tensor in tensors.items()}
+    dense = {name: tensor for name, tensor in dense.items() if tensor.numel()}
+    return [name for name, flag in zip(dense, read(_not_finite([*dense.values()]))) if flag]
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor, without the zeros of a sparse one."""
+    held: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return held._values() if held.is_sparse else held
+
+
+def _not_finite(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A scalar per tensor: 1 where an element is NaN or infinite, else 0."""
+    if not tensors:
+        return []
     # The largest magnitude is NaN or infinite exactly when an element is.
-    norms = torch._foreach_norm(dense, float("inf"))
-    return bool(torch.stack([n.isfinite().to(norms[0].device) for n in norms]).all())
+    return [1 - n.isfinite().float() for n in torch._foreach_norm(tensors, float("inf"))]
+
+
+@functools.cache
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((), device=device)
+
+
+def all_finite(gradients: Sequence[torch.Tensor]) -> bool:
+    """Whether no element is NaN or infinite; with one read of the device."""
+    return not any(read(nonfinite_flags(gradients)))
+
+
+def read(scalars: Sequence[torch.Tensor]) -> list[float]:
+    """The values of floating scalars; those of one accelerator with one read of it."""
+    first = scalars[0] if scalars else None
+    if len(scalars) < 2 or first is None or first.is_cpu:
+        return [scalar.item() for scalar in scalars]
+    if any(scalar.device != first.device for scalar in scalars):
+        return [scalar.item() for scalar in scalars]
+    dtype = torch.float64 if any(s.dtype == torch.float64 for s in scalars) else torch.float32
+    return torch.stack([s.detach().reshape(()).to(dtype) for s in scalars]).tolist()

@@ -127,8 +127,8 @@ def plan_fit(request: FitRequest, ranks: Alone) -> FitPlan:
         clip_norms={name: optim.grad_clip_norm for name, optim in optim_params.items()},
         scaler=scaler,
         nonfinite=getattr(request.objective, "nonfinite", "fail"),
-        check_gradients=request.objective is not None,
         synchronize=ranks.synchronizer,
+        net=model.net,
     )
     registry = ComponentRegistry.discover(
         callbacks,

@@ -52,7 +52,7 @@ def _engine(ctx: TrainStepContext) -> UpdateEngine:
         engine = _open.get(ctx.optimizer)
     if engine is None:
         engine = _open[ctx.optimizer] = UpdateEngine(
-            {"default": ctx.optimizer}, scaler=ctx.scaler, check_gradients=False
+            {"default": ctx.optimizer}, scaler=ctx.scaler, net=ctx.model.net
         )
     engine.accumulate = ctx.accumulate_grad_batches
     engine.clip_norms = dict.fromkeys(engine.optimizers, ctx.grad_clip_norm)

@@ -19,8 +19,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from nnx.components import ComponentSpec
-from nnx.engine import direct
-from nnx.engine.gradients import all_finite
+from nnx.engine import direct, gradients
 from nnx.engine.window import (
     GradientWindow,
     TermTotals,
@@ -53,10 +52,10 @@ class UpdateEngine:
     """Owner of every optimizer update of a run.
 
     ``clip_norms`` is the gradient norm limit of each optimizer by name.
-    ``nonfinite`` is the policy for NaN and infinities; ``check_gradients`` applies
-    it to gradients as well as losses. A ``scaler`` makes FP16 windows: when any
-    optimizer's unscaled gradients overflow none of them steps, quietly, and the
-    scale backs off.
+    ``nonfinite`` is the policy for a loss or a gradient that is NaN or infinite: such
+    an update is never taken, by any kind of step. A ``scaler`` makes FP16 windows: when
+    any optimizer's unscaled gradients overflow none of them steps, quietly, and the
+    scale backs off. ``net`` is read for the names of parameters in errors.
     """
 
     def __init__(
@@ -67,16 +66,16 @@ class UpdateEngine:
         clip_norms: Mapping[str, float | None] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         nonfinite: str = "fail",
-        check_gradients: bool = True,
         synchronize: WindowSynchronizer | None = None,
+        net: torch.nn.Module | None = None,
     ) -> None:
         self.optimizers = dict(optimizers)
         self.accumulate = accumulate
         self.clip_norms = dict(clip_norms or {})
         self.scaler = scaler
         self.nonfinite = check.choice("UpdateEngine", "nonfinite", nonfinite, NONFINITE_POLICIES)
-        self.check_gradients = check_gradients
         self.synchronize = synchronize
+        self.net = net
         self.on_backward_error: Callable[[BaseException], None] | None = None
         self.updates = 0
         self.update_counts = dict.fromkeys(self.optimizers, 0)
@@ -173,16 +172,17 @@ class UpdateEngine:
     def _step_at_once(self, supervised: SupervisedTerms, epoch_idx: int, batch_idx: int) -> Applied:
         if supervised.valid is not None and supervised.masked:
             return Applied(closed=True)
-        for name in self.optimizers:
-            for parameter in self._parameters_of(name):
-                parameter.grad = None  # zero_grad() would open a profiler range for it
+        owned = [p for name in self.optimizers for p in self._parameters_of(name)]
+        for parameter in owned:
+            parameter.grad = None  # zero_grad() would open a profiler range for it
         loss = supervised.loss
         try:
             direct.backward(loss)
         except Exception as error:
             self._note_backward_error(error)
             raise
-        value = loss.item()
+        held = [p.grad for p in owned if p.grad is not None]
+        value, *flags = gradients.read([loss, *gradients.nonfinite_flags(held)])
         # 0/0 or an empty sum may mean that nothing is valid.
         if (value == 0.0 or not math.isfinite(value)) and supervised.masked:
             self._open_window()  # clears the gradients
@@ -190,6 +190,10 @@ class UpdateEngine:
         if not math.isfinite(value):
             self._open_window()
             self._fail(f"the training loss is {value}", epoch_idx, batch_idx)
+        if any(flags):
+            problem = self._nonfinite_gradient()
+            self._open_window()
+            self._fail(problem, epoch_idx, batch_idx)
         for name, optimizer in self.optimizers.items():
             self._clip(name)
             direct.step(optimizer)
@@ -219,9 +223,16 @@ class UpdateEngine:
                 window.backward_shares(shares, scaler=self.scaler)
             elif active and not window.totals.nonfinite:
                 self._backward(window, active, is_last, restrict)
-            applied = Applied(self._add_values(window, terms, entries, epoch_idx, batch_idx))
+            live = self._count(terms, entries)
+            ready = None
+            if closes and self.synchronize is None and self.scaler is None:
+                # The gradients are made before anything is read, so that one read tells it all.
+                ready = self._reduce(window, window.totals)
+            flags = [] if ready is None else gradients.nonfinite_flags(window.held())
+            value, finite = self._add_values(window, live, flags, epoch_idx, batch_idx)
+            applied = Applied(value)
             if closes:
-                self._close(window, applied, epoch_idx, batch_idx)
+                self._close(window, applied, epoch_idx, batch_idx, ready, finite)
         except BaseException:
             self.discard()
             raise
@@ -243,24 +254,34 @@ class UpdateEngine:
         if self.on_backward_error is not None:
             self.on_backward_error(error)
 
+    def _count(
+        self, terms: Sequence[LossTerm], entries: Sequence[TermTotals]
+    ) -> list[tuple[LossTerm, TermTotals]]:
+        """Add the denominators of the terms that are not masked; those terms."""
+        live = [(term, entry) for term, entry in zip(terms, entries) if not term.masked]
+        for term, entry in live:
+            entry.live = True
+            entry.denominator += float(term.denominator or 0.0)
+        return live
+
     def _add_values(
         self,
         window: GradientWindow,
-        terms: Sequence[LossTerm],
-        entries: Sequence[TermTotals],
+        live: Sequence[tuple[LossTerm, TermTotals]],
+        flags: Sequence[torch.Tensor],
         epoch_idx: int,
         batch_idx: int,
-    ) -> float | None:
-        """Add a microbatch to the window's sums; its combined loss. One read of the device."""
-        live = [(term, entry) for term, entry in zip(terms, entries) if not term.masked]
-        if not live:
-            return None
+    ) -> tuple[float | None, bool]:
+        """Add a microbatch to the window's sums: its combined loss, and whether ``flags`` are 0.
+
+        One read of the device.
+        """
+        readings = gradients.read([*(term.reading() for term, _ in live), *flags])
+        finite = not any(readings[len(live) :])
         combined = 0.0
-        for (term, entry), reading in zip(live, _read([term.reading() for term, _ in live])):
+        for (term, entry), reading in zip(live, readings):
             numerator, value = term.sums(reading)
-            entry.live = True
             entry.numerator += numerator
-            entry.denominator += float(term.denominator or 0.0)
             if term.weight == 0:
                 continue
             entry.weighted += term.weight * numerator
@@ -270,24 +291,33 @@ class UpdateEngine:
                 # With several processes all must leave the window together.
                 if self.nonfinite == "fail" and self.synchronize is None:
                     self._fail(f"loss term {term.name!r} is {reading}", epoch_idx, batch_idx)
-        return combined
+        return (combined if live else None), finite
 
     # -- closing a window -----------------------------------------------------
 
     def _close(
-        self, window: GradientWindow, applied: Applied, epoch_idx: int, batch_idx: int
+        self,
+        window: GradientWindow,
+        applied: Applied,
+        epoch_idx: int,
+        batch_idx: int,
+        stepping: list[str] | None = None,
+        finite: bool = True,
     ) -> None:
+        """End a window; ``stepping`` and ``finite`` where its gradients were made already."""
         applied.closed = True
         totals = window.totals
         if self.synchronize is not None:
             totals = self.synchronize.totals(totals)
         if totals.nonfinite:
-            self._drop("a loss term", epoch_idx, batch_idx)
+            self._drop("a loss term of the update window is not finite", epoch_idx, batch_idx)
             return
-        stepping = self._reduce(window, totals)
-        if stepping and not self._gradients_are_finite(window, stepping):
+        if stepping is None:
+            stepping = self._reduce(window, totals)
+            finite = not stepping or self._gradients_are_finite(window, stepping)
+        if not finite:
             if self.scaler is None:
-                self._drop(f"a gradient ({self._first_nonfinite()})", epoch_idx, batch_idx)
+                self._drop(self._nonfinite_gradient(), epoch_idx, batch_idx)
                 return
             self.scaler.update()  # backs off
             stepping = []
@@ -318,9 +348,7 @@ class UpdateEngine:
         if self.scaler is not None:
             for name in stepping:
                 self.scaler.unscale_(self.optimizers[name])
-        elif not self.check_gradients:
-            return True
-        finite = all_finite([p.grad for p in window.parameters if p.grad is not None])
+        finite = gradients.all_finite(window.held())
         return finite if self.synchronize is None else self.synchronize.all_finite(finite)
 
     def _step(self, stepping: Sequence[str]) -> None:
@@ -362,7 +390,7 @@ class UpdateEngine:
         self._dropped += 1
         self.discard()
         if self.nonfinite == "fail":
-            self._fail(f"{problem} of the update window is not finite", epoch_idx, batch_idx)
+            self._fail(problem, epoch_idx, batch_idx)
 
     def _fail(self, what: str, epoch_idx: int, batch_idx: int) -> NoReturn:
         raise FloatingPointError(
@@ -381,22 +409,17 @@ class UpdateEngine:
     def _parameters_of(self, name: str) -> list[torch.nn.Parameter]:
         return [p for group in self.optimizers[name].param_groups for p in group["params"]]
 
-    def _first_nonfinite(self) -> str:
-        for name in self.optimizers:
-            for index, parameter in enumerate(self._parameters_of(name)):
-                if parameter.grad is not None and not all_finite([parameter.grad]):
-                    return f"optimizer {name!r}, parameter {index}, shape {tuple(parameter.shape)}"
-        return "of no named parameter"
-
-
-def _read(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """The values of scalar tensors, with one read of the device."""
-    if len(tensors) == 1:
-        return [float(tensors[0])]
-    first = tensors[0]
-    if any(t.dtype != first.dtype or t.device != first.device for t in tensors):
-        return [float(t) for t in tensors]
-    return cast("list[float]", torch.stack([t.reshape(()) for t in tensors]).tolist())
+    def _nonfinite_gradient(self) -> str:
+        """Which gradient is not finite, in words."""
+        named = () if self.net is None else self.net.named_parameters()
+        names = {id(parameter): name for name, parameter in named}
+        for owner in self.optimizers:
+            for index, parameter in enumerate(self._parameters_of(owner)):
+                if parameter.grad is not None and not gradients.all_finite([parameter.grad]):
+                    place = names.get(id(parameter), f"optimizer {owner!r}, parameter {index}")
+                    shape = tuple(parameter.shape)
+                    return f"the gradient of {place}, shape {shape}, is not finite"
+        return "a gradient of the update window is not finite"
 
 
 GradientAccumulationState = UpdateEngine

@@ -167,6 +167,10 @@ class GradientWindow:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def held(self) -> list[torch.Tensor]:
+        """The gradients that are there."""
+        return [p.grad for p in self.parameters if p.grad is not None]
+
     def totals_of(self, term: LossTerm) -> TermTotals:
         """The sums of ``term``; refuses one that changes its reduction within the window."""
         totals = self.totals.terms.setdefault(term.name, TermTotals(term.reduction))
