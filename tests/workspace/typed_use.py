@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nnx import NNCheckpoint, NNModel, NNParams, NNRun, NNTrainParams, set_seed
+from nnx.models import Model
 from nnx.peft import apply_lora_to
 from nnx.plugins import Registry
 from nnx.result import Err, Ok, Result
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
         assert_type(params.n_epochs, int)
         apply_lora_to(model.net, "*", r=4)
         NNParams(input_dim=2, output_dim=2, wrong=1)  # type: ignore[call-arg]
+
+    def a_model_is_what_the_rooms_below_know(model: NNModel) -> Model:
+        return model
 
     def a_registry_is_typed(registry: Registry[float]) -> None:
         assert_type(registry.resolve("acme.kappa", 1), float)

@@ -13,8 +13,9 @@ from nnx import (
     unregister_metric,
 )
 from nnx.monitors import METRIC_INPUTS, check_metrics
-from nnx.monitors.declared import MetricSet, Semantics
+from nnx.monitors.declared import MetricSet
 from nnx.plugins.registry import RegistryConflictError, UnknownIdError
+from nnx.tasks.semantics import Semantics
 from sklearn.metrics import brier_score_loss, f1_score, log_loss, mean_absolute_error
 from torch import nn
 

@@ -12,7 +12,13 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from nnx.enums import Nets
-from nnx.params import ModelSpec, NNParams, RuntimeModule
+from nnx.params import (
+    ModelSpec,
+    NNCheckpointTransform,
+    NNModelParams,
+    NNParams,
+    RuntimeModule,
+)
 from nnx.plugins.manager import registry
 from nnx.plugins.registry import UnknownIdError
 from nnx.seeding import isolated_rng
@@ -22,6 +28,7 @@ __all__ = [
     "BatchAdapter",
     "KeywordInputs",
     "MissingModelFactoryError",
+    "Model",
     "ModelFactory",
     "ModelSpec",
     "ModuleInputs",
@@ -142,22 +149,20 @@ def check_state_topology(
         raise ValueError(f"{what} has another topology than the saved weights: {shown}")
 
 
-def check_topology(model: Any) -> None:
+def check_topology(model: Model) -> None:
     """Refuse a model whose weights could not be loaded into what its run rebuilds.
 
-    ``model`` has ``net``, ``params`` (its descriptor), ``transforms`` and
-    ``recorded_topology`` (:func:`state_topology` when its net was built or a
-    recorded transform was applied). A borrowed module is never rebuilt, so it
-    passes. A built-in net whose own ``params`` were kept true by surgery passes,
-    and so does a submodule attached to the net under a name of its own, which a
-    reload leaves out by ``exclude_submodules``.
+    A borrowed module is never rebuilt, so it passes. A built-in net whose own
+    ``params`` were kept true by surgery passes, and so does a submodule attached to
+    the net under a name of its own, which a reload leaves out by
+    ``exclude_submodules``.
     """
-    descriptor = model.params.net
-    if isinstance(descriptor, RuntimeModule):
+    descriptor, recorded = model.params.net, model.recorded_topology
+    if isinstance(descriptor, RuntimeModule) or recorded is None:
         return
     check_wrapped_weights(model)
-    topology = _without_attached(state_topology(model.net), model.recorded_topology)
-    if topology == model.recorded_topology:
+    topology = _without_attached(state_topology(model.net), recorded)
+    if topology == recorded:
         return
     params = getattr(model.net, "params", None)
     if isinstance(descriptor, Nets) and isinstance(params, NNParams) and not model.transforms:
@@ -166,8 +171,8 @@ def check_topology(model: Any) -> None:
                 return
     changed = [
         name
-        for name in {**model.recorded_topology, **topology}
-        if topology.get(name, "") != model.recorded_topology.get(name, "")
+        for name in {**recorded, **topology}
+        if topology.get(name, "") != recorded.get(name, "")
     ]
     raise ValueError(
         f"the net's topology was changed without a record ({', '.join(changed[:5])}), so a "
@@ -188,7 +193,7 @@ def _without_attached(
     }
 
 
-def check_wrapped_weights(model: Any) -> None:
+def check_wrapped_weights(model: Model) -> None:
     """Refuse pruning masks and parametrizations on a net that checkpoints must rebuild."""
     if isinstance(model.params.net, RuntimeModule):
         return
@@ -230,6 +235,37 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
         for name, value in state.items()
         if isinstance(value, torch.Tensor)  # extra state may be anything
     }
+
+
+# -- models ----------------------------------------------------------------------------
+
+
+class Model(Protocol):
+    """What trains, scores and predicts: all that the rooms below the facades know of a model.
+
+    :class:`nnx.NNModel` is one. ``task_adapter`` is the declared task's
+    :class:`~nnx.tasks.TaskAdapter`, ``None`` without one. ``transforms`` are the recorded
+    changes of the net's topology, and ``recorded_topology`` is its :func:`state_topology`
+    after the last of them, ``None`` of a borrowed module.
+    """
+
+    net: nn.Module
+    params: NNModelParams
+    net_params: NNParams | None
+    loss_fn: nn.Module
+    device: torch.device
+    batch_adapter: BatchAdapter | None
+    transforms: tuple[NNCheckpointTransform, ...]
+    recorded_topology: dict[str, tuple[int, ...] | None] | None
+    compiled: Any  # the compiled forward of a fit in progress
+
+    @property
+    def task_adapter(self) -> Any: ...
+
+    @property
+    def resolved_precision(self) -> Any: ...
+
+    def split_batch(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]: ...
 
 
 # -- batches -------------------------------------------------------------------------

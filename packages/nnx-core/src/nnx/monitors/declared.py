@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
 
+from nnx.models import Model
 from nnx.monitors.builtin import F1, BuiltinAccumulator, NegativeLogLikelihood, as_numpy
 from nnx.params.registered import MetricSpec
-from nnx.tasks import losses
-from nnx.tasks.adapters import above_threshold
-from nnx.tasks.counts import argmax, wide
+from nnx.tasks.semantics import BERNOULLI, CATEGORICAL, DECODED, Semantics
 
-SEMANTICS = ("categorical", "bernoulli", "continuous")
-
-_READS = {
-    "categorical": ("labels", "probabilities"),
-    "bernoulli": ("labels", "probabilities"),
-    "continuous": ("continuous",),
-    "decoded": ("labels",),
-}
 _NEEDS = {
     "labels": "decoded labels need a classification model",
     "probabilities": (
@@ -34,33 +23,8 @@ _NEEDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Semantics:
-    """What raw outputs mean: a kind of :data:`SEMANTICS`, or "decoded" (classes alone)."""
-
-    kind: str
-    threshold: float = 0.5
-    ignored: int | None = None
-    trusted: bool = False
-
-    @staticmethod
-    def of(model: Any) -> Semantics:
-        """The semantics of a model's task, or of its loss function."""
-        loss_fn, adapter = model.loss_fn, model.task_adapter
-        if adapter is not None:
-            spec = adapter.spec
-            kinds = {"multilabel": "bernoulli", "regression": "continuous"}
-            return Semantics(kinds.get(spec.kind, spec.kind), spec.threshold, trusted=True)
-        if isinstance(loss_fn, losses.CLASS_LOSSES):
-            native = losses.ignored_index(loss_fn)
-            return Semantics("categorical", ignored=native, trusted=native is not None)
-        if isinstance(loss_fn, nn.BCEWithLogitsLoss):
-            return Semantics("bernoulli")
-        return Semantics("continuous" if isinstance(loss_fn, losses.CONTINUOUS) else "decoded")
-
-
 def check_metrics(
-    model: Any,
+    model: Model,
     metrics: Iterable[MetricSpec],
     *,
     owner: str = "metrics",
@@ -96,12 +60,12 @@ def check_inputs(metrics: Iterable[MetricSpec], semantics: Semantics | None, *, 
         if semantics is None:
             continue
         kind = semantics.kind
-        if definition.input not in _READS[kind]:
+        if definition.input not in semantics.reads:
             raise ValueError(
                 f"{where} reads {definition.input}, which {kind} outputs do not have: "
                 f"{_NEEDS[definition.input]}"
             )
-        if kind == "bernoulli" and (spec.id, spec.version) == ("f1", 1):
+        if kind == BERNOULLI and (spec.id, spec.version) == ("f1", 1):
             average = spec.config.get("average", "macro")
             if average != "binary":
                 raise ValueError(
@@ -126,7 +90,7 @@ class Views:
     ) -> None:
         self._semantics = semantics
         output = output.detach()
-        if semantics.kind in ("categorical", "decoded"):
+        if semantics.kind in (CATEGORICAL, DECODED):
             self.logits = output.movedim(1, -1).reshape(-1, output.shape[1])
         else:
             self.logits = output.reshape(-1)
@@ -148,14 +112,11 @@ class Views:
 
     @cached_property
     def labels(self) -> torch.Tensor:
-        if self.logits.ndim == 2:
-            return argmax(self.logits)
-        return above_threshold(self.logits, self._semantics.threshold).long()
+        return self._semantics.decide(self.logits)
 
     @cached_property
     def probabilities(self) -> torch.Tensor:
-        wider = wide(self.logits)
-        return wider.softmax(1) if wider.ndim == 2 else wider.sigmoid()
+        return self._semantics.probabilities(self.logits)
 
     @property
     def continuous(self) -> torch.Tensor:

@@ -14,7 +14,7 @@ from nnx.precision import ResolvedPrecision
 from nnx.utils import validation as check
 
 if TYPE_CHECKING:
-    from nnx.nn_model import NNModel
+    from nnx.models import Model
 
 NONFINITE_POLICIES = ("fail", "skip")
 
@@ -27,7 +27,7 @@ class ObjectiveContext:
     are float16 or bfloat16; ``precision`` is the run's resolved precision.
     """
 
-    model: NNModel
+    model: Model
     batch: Any
     epoch_idx: int
     batch_idx: int
@@ -83,7 +83,7 @@ class Objective:
 
     def check_run(
         self,
-        model: NNModel,
+        model: Model,
         *,
         optimizers: Mapping[str, torch.optim.Optimizer],
         callbacks: Sequence[Any],

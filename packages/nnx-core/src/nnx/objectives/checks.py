@@ -11,7 +11,7 @@ from nnx.objectives.base import Objective
 from nnx.precision import ResolvedPrecision
 
 if TYPE_CHECKING:
-    from nnx.nn_model import NNModel
+    from nnx.models import Model
 
 
 def check_update_owner(*, objective: Any, step_fn: Any, step_name: str = "train_step_fn") -> None:
@@ -38,7 +38,7 @@ def check_update_owner(*, objective: Any, step_fn: Any, step_name: str = "train_
 
 def check_objective_run(
     objective: Any,
-    model: NNModel,
+    model: Model,
     *,
     optimizers: Mapping[str, torch.optim.Optimizer],
     callbacks: Sequence[Any] = (),

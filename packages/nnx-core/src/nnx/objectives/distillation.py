@@ -17,7 +17,7 @@ from nnx.utils import validation as check
 from nnx.utils.modes import eval_mode
 
 if TYPE_CHECKING:
-    from nnx.nn_model import NNModel
+    from nnx.models import Model
 
 
 class KDObjective(Objective):
@@ -31,7 +31,7 @@ class KDObjective(Objective):
 
     def __init__(
         self,
-        teacher: NNModel,
+        teacher: Model,
         *,
         alpha: float = 0.5,
         temperature: float = 4.0,
@@ -56,7 +56,7 @@ class KDObjective(Objective):
 
     def check_run(
         self,
-        model: NNModel,
+        model: Model,
         *,
         optimizers: Mapping[str, torch.optim.Optimizer],
         callbacks: Sequence[Any],
@@ -104,7 +104,7 @@ class KDObjective(Objective):
 
 
 def kd_objective(
-    teacher: NNModel, *, alpha: float = 0.5, temperature: float = 4.0, nonfinite: str = "fail"
+    teacher: Model, *, alpha: float = 0.5, temperature: float = 4.0, nonfinite: str = "fail"
 ) -> KDObjective:
     """Distil ``teacher`` into the trained model; see :class:`KDObjective`."""
     return KDObjective(teacher, alpha=alpha, temperature=temperature, nonfinite=nonfinite)

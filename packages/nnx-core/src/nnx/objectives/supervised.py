@@ -14,7 +14,7 @@ from nnx.tasks.losses import SupervisedTerms, supervised_terms
 from nnx.tasks.recorder import score_batch
 
 if TYPE_CHECKING:
-    from nnx.nn_model import NNModel
+    from nnx.models import Model
 
 
 class SupervisedObjective(Objective):
@@ -75,7 +75,7 @@ def score(ctx: ObjectiveContext, output: torch.Tensor, target: Any) -> Supervise
     return supervised_terms(model.loss_fn, model.task_adapter, ctx.full_precision(output), target)
 
 
-def single_input(model: NNModel, batch: Any, *, owner: str) -> torch.Tensor:
+def single_input(model: Model, batch: Any, *, owner: str) -> torch.Tensor:
     """The one positional input of ``batch``, as the model's adapter splits it."""
     args, kwargs, _ = model.split_batch(batch)
     if len(args) != 1 or kwargs:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from nnx.params.base import check_keys, put
+from nnx.params.probability import ProbabilitySpec
 from nnx.plugins.registry import load_reference
 from nnx.utils import validation as check
-
-if TYPE_CHECKING:
-    from nnx.prediction import ProbabilitySpec
 
 TASK_KINDS = ("categorical", "multilabel", "regression")
 _KEYS = ("version", "kind", "num_outputs", "ignore_index", "threshold", "labels")
@@ -96,7 +94,8 @@ class TaskSpec:
 
     def probability_spec(self) -> ProbabilitySpec | None:
         """How outputs become probabilities; ``None`` for a regression."""
-        return load_reference("nnx.prediction:ProbabilitySpec").of_task(self)
+        spec = load_reference("nnx.tasks.semantics:probability_spec")(self)
+        return cast("ProbabilitySpec | None", spec)
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"version": 1, "kind": self.kind}

@@ -1,7 +1,6 @@
 """Reading batches: inputs, targets, rows that count, and the ids of the rows.
 
-Everything works on a *model*: an object with ``net``, ``device``, ``loss_fn``,
-``batch_adapter``, ``task_adapter`` and ``params``. Graph batches join through
+Everything works on a :class:`~nnx.models.Model`. Graph batches join through
 two optional methods, looked up on the batch adapter and then on the net:
 ``seed_count(batch)`` (only the first rows count) and ``sample_ids(batch)``.
 """
@@ -16,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from nnx.models import adapter_for
+from nnx.models import Model, adapter_for
 from nnx.precision import inference_precision
 
 
-def forward_batch(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_batch(model: Model, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Raw outputs and targets of one batch, on the model's device.
 
     Splits the batch, moves it, runs the net and keeps the seed rows. Gradients,
@@ -41,7 +40,7 @@ def forward_batch(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return (output, target) if seeds is None else (output[:seeds], target[:seeds])
 
 
-def forward_inputs(model: Any, batch: Any, *, in_memory: bool = False) -> torch.Tensor:
+def forward_inputs(model: Model, batch: Any, *, in_memory: bool = False) -> torch.Tensor:
     """Raw outputs of one batch; targets, if there are any, are not read.
 
     ``in_memory`` inputs are all of them inputs (a tuple: one per argument). Of
@@ -59,7 +58,7 @@ def forward_inputs(model: Any, batch: Any, *, in_memory: bool = False) -> torch.
     return output if seeds is None else output[:seeds]
 
 
-def runner_of(model: Any) -> Any:
+def runner_of(model: Model) -> Any:
     """What is called for a forward: the net, or the compiled forward of a fit in progress."""
     return getattr(model, "compiled", None) or model.net
 
@@ -74,14 +73,14 @@ def _forward(
 
 
 @contextmanager
-def inference_context(model: Any) -> Iterator[None]:
+def inference_context(model: Model) -> Iterator[None]:
     """No gradients, and the autocast of the model's explicit precision policy."""
     precision = inference_precision(model.params, model.device)
     with torch.no_grad(), precision.autocast():
         yield
 
 
-def seed_count(model: Any, batch: Any) -> int | None:
+def seed_count(model: Model, batch: Any) -> int | None:
     """How many leading rows of a sampled subgraph are seeds; ``None``: all rows count."""
     find = _method(model, "seed_count")
     return None if find is None else find(batch)
@@ -95,7 +94,7 @@ class SampleIds:
     iteration, which means nothing over a shuffling loader: that warns, once.
     """
 
-    def __init__(self, model: Any, loader: Any) -> None:
+    def __init__(self, model: Model, loader: Any) -> None:
         self._model = model
         self._shuffles = shuffles(loader)
         self._position = 0
@@ -146,7 +145,7 @@ def is_loader(X: Any) -> bool:
     return not hasattr(X, "edge_index") and isinstance(X, Iterable)
 
 
-def single_batch(model: Any, X: Any) -> Any:
+def single_batch(model: Model, X: Any) -> Any:
     """In-memory inputs as one batch.
 
     Arrays become tensors; floating arrays take the dtype of the net's
@@ -161,7 +160,7 @@ def single_batch(model: Any, X: Any) -> Any:
     return X
 
 
-def _tensor(model: Any, value: Any) -> Any:
+def _tensor(model: Model, value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     tensor = torch.from_numpy(np.ascontiguousarray(value))
@@ -171,7 +170,7 @@ def _tensor(model: Any, value: Any) -> Any:
     return tensor.to(next(floating, torch.get_default_dtype()))
 
 
-def _method(model: Any, name: str) -> Any:
+def _method(model: Model, name: str) -> Any:
     for owner in (model.batch_adapter, model.net):
         # A module's own getattr is slow to miss, and this runs for every batch.
         if hasattr(type(owner), name) or name in getattr(owner, "__dict__", ()):

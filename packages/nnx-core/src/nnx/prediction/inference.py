@@ -8,26 +8,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from nnx.data.loading import fast_batches
-from nnx.monitors.declared import MetricSet, Semantics, check_metrics
+from nnx.models import Model
+from nnx.monitors.declared import MetricSet, check_metrics
 from nnx.params.registered import MetricSpec
 from nnx.prediction import batches
 from nnx.prediction.result import PredictionResult, PredictResult, prediction_from_logits
 from nnx.prediction.spec import PredictionValidationError, ProbabilitySpec
 from nnx.records import NNEvaluationDataPoint
 from nnx.tasks.accumulator import ScoreAccumulator, task_record
-from nnx.tasks.counts import wide
+from nnx.tasks.counts import tensor_of, wide
 from nnx.tasks.decoding import decode_batch
 from nnx.tasks.losses import supervised_terms
+from nnx.tasks.semantics import BERNOULLI, Semantics
 from nnx.utils.modes import eval_mode
 
 ExtraMetrics = Mapping[str, Callable[..., float]]
 
 
 def evaluate(
-    model: Any,
+    model: Model,
     loader: Iterable[Any],
     extra_metrics: ExtraMetrics | None = None,
     metrics: Sequence[MetricSpec] = (),
@@ -67,7 +68,7 @@ class EvaluationTotals:
     """Counts, sums and loss terms of an evaluation."""
 
     def __init__(
-        self, model: Any, metrics: Sequence[MetricSpec] = (), *, keep_arrays: bool = False
+        self, model: Model, metrics: Sequence[MetricSpec] = (), *, keep_arrays: bool = False
     ) -> None:
         self.batches = 0
         self._model = model
@@ -152,13 +153,13 @@ def with_metrics(
     return replace(record, metrics={**record.metrics, **values})
 
 
-def predict(model: Any, X: Any) -> PredictResult:
+def predict(model: Model, X: Any) -> PredictResult:
     """``(logits, classes)`` of arrays, tensors, tuples, mappings or a loader."""
     logits = _joined([logits for logits, _ in _some(list(_outputs(model, X)))])
     return PredictResult(logits, decide(model, logits))
 
 
-def predict_proba(model: Any, X: Any, spec: ProbabilitySpec | None = None) -> PredictionResult:
+def predict_proba(model: Model, X: Any, spec: ProbabilitySpec | None = None) -> PredictionResult:
     """Logits, probabilities, decisions and sample ids of the same inputs as :func:`predict`."""
     check_spec(model, spec)
     parts = _some(list(_outputs(model, X, with_ids=True)))
@@ -166,7 +167,7 @@ def predict_proba(model: Any, X: Any, spec: ProbabilitySpec | None = None) -> Pr
     return build_result(model, logits, _joined([ids for _, ids in parts]), spec)
 
 
-def check_spec(model: Any, spec: ProbabilitySpec | None) -> None:
+def check_spec(model: Model, spec: ProbabilitySpec | None) -> None:
     """Refuse a missing or wrong probability declaration before any forward pass."""
     if spec is not None and not isinstance(spec, ProbabilitySpec):
         raise PredictionValidationError(
@@ -180,7 +181,7 @@ def check_spec(model: Any, spec: ProbabilitySpec | None) -> None:
 
 
 def build_result(
-    model: Any, logits: np.ndarray, sample_ids: np.ndarray, spec: ProbabilitySpec | None
+    model: Model, logits: np.ndarray, sample_ids: np.ndarray, spec: ProbabilitySpec | None
 ) -> PredictionResult:
     """The result of raw outputs, by ``spec`` or by the model's task."""
     if spec is not None:
@@ -188,20 +189,20 @@ def build_result(
     return model.task_adapter.prediction(logits, sample_ids)
 
 
-def decide(model: Any, logits: np.ndarray) -> np.ndarray:
+def decide(model: Model, logits: np.ndarray) -> np.ndarray:
     """``predict``'s classes: the task's decisions, else by the loss (0/1 or argmax of axis 1)."""
     adapter = model.task_adapter
     if adapter is not None:
         adapter.check_logits(logits)
-        return adapter.decode_array(logits)
-    if isinstance(model.loss_fn, nn.BCEWithLogitsLoss):
-        return (logits >= 0).astype(np.int64)
-    if logits.ndim < 2:
+        decided: np.ndarray = adapter.decode_array(logits)
+        return decided
+    semantics = Semantics.of(model)
+    if logits.ndim < 2 and semantics.kind != BERNOULLI:
         raise ValueError(
             f"outputs of shape {logits.shape} have no class axis; declare the model's task "
             "(NNModelParams(task=TaskSpec...)) to say how they are decoded"
         )
-    return logits.argmax(axis=1)
+    return semantics.decide(tensor_of(logits)).numpy()
 
 
 def to_array(output: torch.Tensor) -> np.ndarray:
@@ -212,7 +213,7 @@ def to_array(output: torch.Tensor) -> np.ndarray:
 
 
 def _outputs(
-    model: Any, X: Any, *, with_ids: bool = False
+    model: Model, X: Any, *, with_ids: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """(logits, sample ids) of each batch; the net is in eval mode until the last one."""
     ids = batches.SampleIds(model, X)

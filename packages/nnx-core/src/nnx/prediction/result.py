@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from nnx.prediction.spec import PredictionValidationError, ProbabilitySpec
+from nnx.tasks.counts import tensor_of
+from nnx.tasks.semantics import CATEGORICAL, Semantics
 
 if TYPE_CHECKING:
     from nnx.tasks import TaskAdapter
@@ -103,16 +105,7 @@ def prediction_from_logits(
             'ProbabilitySpec("categorical")'
         )
     values = _array(logits)
-    ids = _sample_ids(sample_ids, len(values))
-    _check_width(values, spec)
-    if spec.kind == "categorical":
-        axis = spec.resolve_class_axis(values.ndim)
-        probabilities, decoded = softmax(values, axis), values.argmax(axis)
-    else:
-        probabilities, decoded = sigmoid(values), (values >= 0).astype(np.int64)
-    return PredictionResult(
-        logits=values, probabilities=probabilities, decoded=decoded, sample_ids=ids, spec=spec
-    )
+    return _result(values, Semantics.of_spec(spec), spec, sample_ids)
 
 
 def task_prediction(
@@ -120,37 +113,31 @@ def task_prediction(
 ) -> PredictionResult:
     """The same for a declared task, which also decodes (a threshold, raw values)."""
     adapter.check_logits(logits)
-    spec = adapter.spec.probability_spec()
-    probabilities = None
+    spec, decoded = adapter.spec.probability_spec(), adapter.decode_array(logits)
+    return _result(logits, adapter.semantics, spec, sample_ids, decoded)
+
+
+def _result(
+    logits: np.ndarray,
+    semantics: Semantics,
+    spec: ProbabilitySpec | None,
+    sample_ids: Any,
+    decoded: np.ndarray | None = None,
+) -> PredictionResult:
+    """Probabilities where ``spec`` promises them, and what ``semantics`` decides."""
+    ids, tensor = _sample_ids(sample_ids, len(logits)), tensor_of(logits)
+    probabilities, axis = None, 1
     if spec is not None:
         _check_width(logits, spec)
-        categorical = spec.kind == "categorical"
-        probabilities = softmax(logits, 1) if categorical else sigmoid(logits)
+        if spec.kind == CATEGORICAL:
+            axis = spec.resolve_class_axis(logits.ndim)
+        exact = semantics.probabilities(tensor, axis)
+        probabilities = exact.numpy().astype(logits.dtype, copy=False)
+    if decoded is None:
+        decoded = semantics.decide(tensor, axis).numpy()
     return PredictionResult(
-        logits=logits,
-        probabilities=probabilities,
-        decoded=adapter.decode_array(logits),
-        sample_ids=_sample_ids(sample_ids, len(logits)),
-        spec=spec,
+        logits=logits, probabilities=probabilities, decoded=decoded, sample_ids=ids, spec=spec
     )
-
-
-def softmax(logits: np.ndarray, axis: int) -> np.ndarray:
-    """Softmax evaluated in double precision, in the dtype of ``logits``."""
-    wide = logits.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        wide -= wide.max(axis=axis, keepdims=True)
-    np.exp(wide, out=wide)
-    wide /= wide.sum(axis=axis, keepdims=True)
-    return wide.astype(logits.dtype, copy=False)
-
-
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Sigmoid evaluated in double precision without overflow, in the dtype of ``logits``."""
-    wide = logits.astype(np.float64)
-    small = np.exp(-np.abs(wide))
-    wide = np.where(wide >= 0, 1 / (1 + small), small / (1 + small))
-    return wide.astype(logits.dtype, copy=False)
 
 
 def _array(logits: Any) -> np.ndarray:
@@ -164,7 +151,8 @@ def _array(logits: Any) -> np.ndarray:
         raise PredictionValidationError(
             f"logits must be real numbers of shape (N, ...), not {values.dtype} of {values.shape}"
         )
-    return values if values.dtype.kind == "f" else values.astype(np.float64)
+    known = values.dtype.kind == "f" and values.dtype.itemsize <= 8
+    return values if known else values.astype(np.float64)
 
 
 def _sample_ids(sample_ids: Any, rows: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nnx.monitors.declared import Semantics
+from nnx.tasks.semantics import Semantics
 
 ARGUMENTS = {"probabilities": "probabilities", "labels": "labels", "continuous": "values"}
 

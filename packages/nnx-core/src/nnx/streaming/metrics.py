@@ -11,18 +11,13 @@ import numpy as np
 import torch
 
 from nnx.monitors.builtin import F1, BuiltinAccumulator
-from nnx.monitors.declared import SEMANTICS, Semantics, Views, check_inputs
+from nnx.monitors.declared import Views, check_inputs
 from nnx.params.registered import MetricSpec
 from nnx.params.task import TaskSpec
 from nnx.streaming.inputs import ARGUMENTS, GivenViews, check_range, check_width, target_mask
+from nnx.tasks.semantics import SEMANTICS, Semantics
 from nnx.utils import validation as check
 from nnx.utils.jsonlike import FrozenDict
-
-_SEMANTICS_OF = {
-    "categorical": "categorical",
-    "multilabel": "bernoulli",
-    "regression": "continuous",
-}
 
 
 class MetricMergeError(ValueError):
@@ -97,7 +92,7 @@ class StreamingMetrics:
         """An accumulation with a task's semantics, labels, threshold and ignore_index."""
         return cls(
             metrics,
-            _SEMANTICS_OF[task.kind],
+            Semantics.of_task(task).kind,
             labels=task.labels,
             threshold=task.threshold,
             materialize=materialize,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnx.data.loading import fast_batches
+from nnx.models import Model
 from nnx.prediction import batches
 from nnx.prediction.inference import build_result, check_spec, decide, to_array
 from nnx.prediction.result import PredictionResult
@@ -83,7 +84,7 @@ _AGAIN = "the prediction stream is {}; ask iter_predict() for a new one"
 
 
 def iter_predict(
-    model: Any,
+    model: Model,
     X: Iterable[Any],
     spec: ProbabilitySpec | None = None,
     *,
@@ -133,7 +134,7 @@ def concatenate_predictions(
 
 
 def _predicted(
-    model: Any, loader: Iterable[Any], spec: ProbabilitySpec | None, rich: bool
+    model: Model, loader: Iterable[Any], spec: ProbabilitySpec | None, rich: bool
 ) -> Iterator[Any]:
     ids = batches.SampleIds(model, loader)
     for batch in fast_batches(loader):

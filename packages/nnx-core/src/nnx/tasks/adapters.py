@@ -7,7 +7,7 @@ Axis 1 of an output is the class, label or target axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,25 +15,17 @@ from torch import nn
 
 from nnx.params.task import TaskSpec
 from nnx.tasks import losses
-from nnx.tasks.counts import argmax
-from nnx.tasks.losses import SupervisedTerms
+from nnx.tasks.counts import tensor_of
+from nnx.tasks.decoding import Decoded
+from nnx.tasks.losses import Prepared, SupervisedTerms
+from nnx.tasks.semantics import Semantics
 
 if TYPE_CHECKING:
     from nnx.prediction import PredictionResult
     from nnx.records import NNEvaluationDataPoint
     from nnx.tasks.accumulator import TaskMetricAccumulator
 
-Prepared = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
 _OUT_OF_SCOPE = ("transformer", "vit")
-
-
-class _Seen(NamedTuple):
-    """What one read of a batch's mask told."""
-
-    valid: torch.Tensor
-    complete: bool
-    some: bool
 
 
 class TaskValidationError(ValueError):
@@ -41,17 +33,27 @@ class TaskValidationError(ValueError):
 
 
 class TaskAdapter:
-    """What a declared task does with outputs and targets. Make one with :func:`task_adapter`."""
+    """What a declared task does with outputs and targets. Make one with :func:`task_adapter`.
+
+    An adapter of your own defines :meth:`prepare` and :meth:`loss_terms`, and
+    :meth:`decode` where its decisions are not those of its :attr:`semantics`; a
+    subclass of ``NNModel`` returns it from ``task_adapter``. An adapter remembers
+    nothing between two calls.
+    """
 
     suitable: tuple[str, ...] = ()  # suitable members of Losses, by value
     foreign_losses: tuple[type[nn.Module], ...] = ()  # live losses that cannot be meant
 
     def __init__(self, spec: TaskSpec) -> None:
         self.spec = spec
-        self._seen: _Seen | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.spec!r})"
+
+    @property
+    def semantics(self) -> Semantics:
+        """What the outputs mean, to decisions, probabilities and metrics."""
+        return Semantics.of_task(self.spec)
 
     # What to check before anything runs
 
@@ -88,11 +90,13 @@ class TaskAdapter:
 
     def check_logits(self, logits: np.ndarray) -> None:
         """Refuse raw outputs whose dtype or width is not the task's."""
-        self._check_output(torch.as_tensor(logits))
+        self._check_output(tensor_of(logits))
 
     # One batch
 
-    def prepare(self, output: torch.Tensor, target: torch.Tensor) -> Prepared:
+    def prepare(
+        self, output: torch.Tensor, target: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Check one batch and return ``(output, target, valid)`` for loss and metrics.
 
         ``valid`` marks the targets that count; masked targets are replaced by
@@ -101,15 +105,19 @@ class TaskAdapter:
         """
         raise NotImplementedError
 
-    def terms(
-        self,
-        loss_fn: nn.Module,
-        output: torch.Tensor,
-        target: torch.Tensor,
-        valid: torch.Tensor,
-    ) -> SupervisedTerms:
+    def terms(self, loss_fn: nn.Module, prepared: Prepared) -> SupervisedTerms:
         """The loss of a prepared batch; its weight is computed when it is read."""
-        raise NotImplementedError
+        if type(self).loss_terms is TaskAdapter.loss_terms:
+            return self._terms(loss_fn, prepared)
+        output, target, valid = prepared
+        loss, numerator, denominator = self.loss_terms(loss_fn, output, target, valid)
+        return SupervisedTerms(
+            loss, output, target, valid, numerator=numerator, weight=denominator,
+            valid_targets=lambda: float(prepared.some),
+        )  # fmt: skip
+
+    def _terms(self, loss_fn: nn.Module, prepared: Prepared) -> SupervisedTerms:
+        raise NotImplementedError(f"{type(self).__name__} must define loss_terms()")
 
     def loss_terms(
         self,
@@ -125,16 +133,31 @@ class TaskAdapter:
         batches. With every target masked the denominator is 0.0, ``loss`` is
         NaN and the numerator 0 with a zero gradient.
         """
-        terms = self.terms(loss_fn, output, target, valid)
+        terms = self._terms(loss_fn, Prepared(output, target, valid))
         return terms.loss, terms.numerator, terms.denominator
 
     def decode(self, output: torch.Tensor) -> torch.Tensor:
-        """Decisions of raw outputs."""
-        raise NotImplementedError
+        """Decisions of raw outputs: class indices, 0/1 indicators or values."""
+        return self.semantics.decide(output)
+
+    def decoded(
+        self, output: torch.Tensor, target: torch.Tensor, valid: torch.Tensor | None
+    ) -> Decoded:
+        """The decisions of a prepared batch beside their targets, to be scored.
+
+        Floating decisions are scored as values, others of the output's shape as 0/1
+        indicators, and those without its axis 1 as classes.
+        """
+        decisions = self.decode(output)
+        if decisions.is_floating_point():
+            return Decoded.values(decisions, target, valid)
+        if decisions.shape == output.shape:
+            return Decoded.indicators(decisions, target, valid)
+        return Decoded.classes(decisions, target, valid)
 
     def decode_array(self, logits: np.ndarray) -> np.ndarray:
         """:meth:`decode` for arrays."""
-        return self.decode(torch.from_numpy(np.ascontiguousarray(logits))).numpy()
+        return self.decode(tensor_of(logits)).numpy()
 
     # Records
 
@@ -183,37 +206,36 @@ class TaskAdapter:
                 f"{tuple(output.shape)} has {output.shape[1]}"
             )
 
-    def _refuse_values(
-        self, wrong: torch.Tensor, valid: torch.Tensor, domain: str, at: Any
-    ) -> None:
-        """Refuse targets flagged ``wrong``. The one time that a batch's values are waited for."""
-        flags = torch.stack([wrong.any(), valid.all(), valid.any()])
-        some_wrong, complete, some_valid = flags.tolist()
-        if some_wrong:
-            found = at[wrong].reshape(-1)[0].item()
-            raise TaskValidationError(f"{self.spec.kind} targets must be {domain}; found {found}")
-        self._seen = _Seen(valid, complete, some_valid)
-
-    def _facts(self, valid: torch.Tensor) -> _Seen:
-        seen = self._seen
-        if seen is not None and seen.valid is valid:
-            return seen
-        return _Seen(valid, bool(valid.all()), bool(valid.any()))
-
-    def _whole(
+    def _prepared(
         self,
-        loss_fn: nn.Module,
         output: torch.Tensor,
         target: torch.Tensor,
-        seen: _Seen,
+        valid: torch.Tensor,
+        wrong: torch.Tensor,
+        domain: str,
+    ) -> Prepared:
+        """The batch with 0 for masked targets; refused where targets are ``wrong``.
+
+        The one time that a batch's values are waited for.
+        """
+        flags = torch.stack([wrong.any(), valid.all(), valid.any()])
+        some_wrong, complete, some = flags.tolist()
+        if some_wrong:
+            found = target[wrong].reshape(-1)[0].item()
+            raise TaskValidationError(f"{self.spec.kind} targets must be {domain}; found {found}")
+        return Prepared(output, torch.where(valid, target, 0), valid, complete=complete, some=some)
+
+    def _whole(
+        self, loss_fn: nn.Module, prepared: Prepared, target: torch.Tensor
     ) -> SupervisedTerms:
         """The loss function on the batch as it is."""
+        output, _, valid = prepared
         loss = loss_fn(losses.native_input(loss_fn, output), target)
         losses.check_scalar(loss, loss_fn)
         return SupervisedTerms(
-            loss, output, target, seen.valid,
+            loss, output, target, valid,
             weight=lambda: losses.loss_weight(loss_fn, output, target),
-            valid_targets=lambda: float(seen.some),
+            valid_targets=lambda: float(prepared.some),
         )  # fmt: skip
 
     def _check_target(self, target: Any) -> None:
@@ -258,42 +280,31 @@ class CategoricalAdapter(TaskAdapter):
         classes = output.shape[1]
         wrong = ((target < 0) | (target >= classes)) & valid
         masked = "" if ignored is None else f" (or ignore_index={ignored})"
-        self._refuse_values(wrong, valid, f"in [0, {classes}){masked}", target)
-        return output, torch.where(valid, target, 0), valid
+        return self._prepared(output, target, valid, wrong, f"in [0, {classes}){masked}")
 
-    def terms(
-        self,
-        loss_fn: nn.Module,
-        output: torch.Tensor,
-        target: torch.Tensor,
-        valid: torch.Tensor,
-    ) -> SupervisedTerms:
-        seen = self._facts(valid)
+    def _terms(self, loss_fn: nn.Module, prepared: Prepared) -> SupervisedTerms:
+        _, target, valid = prepared
         ignored = losses.ignored_index(loss_fn)
         if ignored is None:
-            _refuse_masked(loss_fn, seen)
-        elif not seen.complete:
+            _refuse_masked(loss_fn, prepared)
+        elif not prepared.complete:
             target = torch.where(valid, target, ignored)
-        return self._whole(loss_fn, output, target, seen)
+        return self._whole(loss_fn, prepared, target)
 
-    def decode(self, output: torch.Tensor) -> torch.Tensor:
-        return argmax(output)
+    def decoded(
+        self, output: torch.Tensor, target: torch.Tensor, valid: torch.Tensor | None
+    ) -> Decoded:
+        return Decoded.classes(self.decode(output), target, valid, width=output.shape[1])
 
 
 class _ElementwiseAdapter(TaskAdapter):
     """Targets shaped like the output, each with a loss of its own."""
 
-    def terms(
-        self,
-        loss_fn: nn.Module,
-        output: torch.Tensor,
-        target: torch.Tensor,
-        valid: torch.Tensor,
-    ) -> SupervisedTerms:
-        seen = self._facts(valid)
-        if seen.complete or not losses.is_native(loss_fn, losses.ELEMENTWISE):
-            _refuse_masked(loss_fn, seen)
-            return self._whole(loss_fn, output, target, seen)
+    def _terms(self, loss_fn: nn.Module, prepared: Prepared) -> SupervisedTerms:
+        output, target, valid = prepared
+        if prepared.complete or not losses.is_native(loss_fn, losses.ELEMENTWISE):
+            _refuse_masked(loss_fn, prepared)
+            return self._whole(loss_fn, prepared, target)
         # At full shape, so that a pos_weight still lines up with its labels. The
         # output is replaced too: 0 * NaN would reach the gradient.
         per_element = losses.with_reduction(loss_fn, "none")(torch.where(valid, output, 0), target)
@@ -302,7 +313,7 @@ class _ElementwiseAdapter(TaskAdapter):
         weight = None if summed else valid.sum()
         return SupervisedTerms(
             numerator if weight is None else numerator / weight, output, target, valid,
-            numerator=numerator, weight=weight, valid_targets=lambda: float(seen.some),
+            numerator=numerator, weight=weight, valid_targets=lambda: float(prepared.some),
         )  # fmt: skip
 
 
@@ -326,13 +337,8 @@ class MultilabelAdapter(_ElementwiseAdapter):
                 raise TaskValidationError(f"multilabel targets cannot be {target.dtype}")
             target = target.to(output.dtype)
         valid = ~torch.isnan(target)
-        target = torch.where(valid, target, 0)
-        wrong = (target != 0) & (target != 1)
-        self._refuse_values(wrong, valid, "0 or 1 (NaN is masked)", target)
-        return output, target, valid
-
-    def decode(self, output: torch.Tensor) -> torch.Tensor:
-        return above_threshold(output, self.spec.threshold).long()
+        wrong = (target != 0) & (target != 1) & valid
+        return self._prepared(output, target, valid, wrong, "0 or 1 (NaN is masked)")
 
 
 class RegressionAdapter(_ElementwiseAdapter):
@@ -356,11 +362,8 @@ class RegressionAdapter(_ElementwiseAdapter):
                 f"(an (N,) target only fits an (N, 1) output), not {tuple(target.shape)}"
             )
         valid = ~torch.isnan(target)
-        self._refuse_values(torch.isinf(target), valid, "finite (NaN is masked)", target)
-        return output, torch.where(valid, target, 0), valid
-
-    def decode(self, output: torch.Tensor) -> torch.Tensor:
-        return output
+        wrong = torch.isinf(target)
+        return self._prepared(output, target, valid, wrong, "finite (NaN is masked)")
 
 
 _ADAPTERS: dict[str, type[TaskAdapter]] = {
@@ -375,16 +378,8 @@ def task_adapter(spec: TaskSpec) -> TaskAdapter:
     return _ADAPTERS[spec.kind](spec)
 
 
-def above_threshold(logits: torch.Tensor, threshold: float) -> torch.Tensor:
-    """``sigmoid(logits) >= threshold``, exact at 0.5 and evaluated in double precision."""
-    if threshold == 0.5:
-        return logits >= 0
-    dtype = torch.float32 if logits.device.type == "mps" else torch.float64
-    return torch.sigmoid(logits.to(dtype)) >= threshold
-
-
-def _refuse_masked(loss_fn: nn.Module, seen: _Seen) -> None:
-    if not seen.complete:
+def _refuse_masked(loss_fn: nn.Module, prepared: Prepared) -> None:
+    if not prepared.complete:
         raise TaskValidationError(
             f"the batch has masked targets, which {type(loss_fn).__name__} cannot leave out; "
             "use one of torch's own losses or unmasked batches"

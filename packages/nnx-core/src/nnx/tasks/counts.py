@@ -20,15 +20,21 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
-def argmax(output: torch.Tensor) -> torch.Tensor:
-    """``output.argmax(1)``: the first of the largest entries, a NaN before any number.
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """An array as a tensor, which shares its memory where it can be written to."""
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(np.require(native, requirements=["C", "W"]))
+
+
+def argmax(output: torch.Tensor, axis: int = 1) -> torch.Tensor:
+    """``output.argmax(axis)``: the first of the largest entries, a NaN before any number.
 
     NumPy's is vectorised where torch's CPU kernel is not (8x at 1000 classes).
     """
     vectorised = output.is_cpu and output.ndim == 2 and output.dtype in _NUMPY_DTYPES
     if vectorised and output.numel() >= 1024:
-        return torch.from_numpy(output.detach().numpy().argmax(1))
-    return output.argmax(1)
+        return torch.from_numpy(output.detach().numpy().argmax(axis))
+    return output.argmax(axis)
 
 
 _NUMPY_DTYPES = (torch.float32, torch.float64)

@@ -9,16 +9,13 @@ probabilities, soft 0/1 targets) have a loss but nothing to score.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from nnx.tasks import losses
-from nnx.tasks.counts import argmax
-
-if TYPE_CHECKING:
-    from nnx.tasks.adapters import TaskAdapter
+from nnx.tasks.semantics import BERNOULLI, Semantics
 
 CLASSES, INDICATORS, ERRORS, UNSCORED = "classes", "indicators", "errors", "unscored"
 
@@ -43,6 +40,32 @@ class Decoded:
     width: int = 0
     trusted: bool = True
 
+    @staticmethod
+    def classes(
+        decided: torch.Tensor, target: torch.Tensor, valid: torch.Tensor | None, *, width: int = 0
+    ) -> Decoded:
+        """``(N, ...)`` class indices beside their targets.
+
+        Give the ``width`` of the class axis when neither ever lies outside of it.
+        """
+        flat = None if valid is None else valid.reshape(-1)
+        return Decoded(
+            CLASSES, decided.reshape(-1), target.reshape(-1), flat, width=width, trusted=width > 0
+        )
+
+    @staticmethod
+    def indicators(
+        decided: torch.Tensor, target: torch.Tensor, valid: torch.Tensor | None
+    ) -> Decoded:
+        """``(N, L, ...)`` 0/1 decisions beside their targets."""
+        rows = None if valid is None else as_rows(valid)
+        return Decoded(INDICATORS, as_rows(decided) != 0, as_rows(target) != 0, rows)
+
+    @staticmethod
+    def values(output: torch.Tensor, target: torch.Tensor, valid: torch.Tensor | None) -> Decoded:
+        """Values beside their targets, of one shape."""
+        return Decoded(ERRORS, output, target, valid)
+
     def mask(self) -> torch.Tensor | None:
         """The valid targets; ``None`` when all are."""
         if self.ignored is None:
@@ -51,40 +74,41 @@ class Decoded:
         return kept if self.valid is None else kept & self.valid
 
 
+class Decoder(Protocol):
+    """What of a task's adapter decodes."""
+
+    def decoded(
+        self, output: torch.Tensor, target: torch.Tensor, valid: torch.Tensor | None
+    ) -> Decoded: ...
+
+
 def decode_batch(
     loss_fn: nn.Module,
-    adapter: TaskAdapter | None,
+    adapter: Decoder | None,
     output: torch.Tensor,
     target: torch.Tensor,
     valid: torch.Tensor | None = None,
 ) -> Decoded:
     """Decode one batch; with a task, ``target`` and ``valid`` are prepared ones."""
     output = output.detach()
-    if adapter is None:
-        return _decode_by_loss(loss_fn, output, target)
-    if adapter.spec.kind == "regression":
-        return Decoded(ERRORS, output, target, valid)
-    decisions = adapter.decode(output)
-    if adapter.spec.kind == "categorical":
-        flat = None if valid is None else valid.reshape(-1)
-        return Decoded(
-            CLASSES, decisions.reshape(-1), target.reshape(-1), flat, width=output.shape[1]
-        )
-    valid_rows = None if valid is None else as_rows(valid)
-    return Decoded(INDICATORS, as_rows(decisions) != 0, as_rows(target) != 0, valid_rows)
+    if adapter is not None:
+        return adapter.decoded(output, target, valid)
+    return _decode_by_loss(loss_fn, output, target)
 
 
 def _decode_by_loss(loss_fn: nn.Module, output: torch.Tensor, target: torch.Tensor) -> Decoded:
-    if isinstance(loss_fn, nn.BCEWithLogitsLoss):
+    semantics = Semantics.of_loss(loss_fn)
+    if semantics.kind == BERNOULLI:
         if target.numel() != output.numel():
             raise ValueError(_mismatch(output, target))
         wrong = ((target != 0) & (target != 1)).any()
+        on = semantics.decide(output)
         if output.ndim == 1 or output.shape[1:].numel() == 1:
-            decided = (output.reshape(-1) >= 0).long()
             actual = (target.reshape(-1) != 0).long()
-            return Decoded(CLASSES, decided, actual, wrong=wrong, width=2)
-        decided = as_rows(output) >= 0
-        return Decoded(INDICATORS, decided, as_rows(target.view_as(output)) != 0, wrong=wrong)
+            return Decoded(CLASSES, on.reshape(-1), actual, wrong=wrong, width=2)
+        decoded = Decoded.indicators(on, target.view_as(output), None)
+        decoded.wrong = wrong
+        return decoded
     floating = target.is_floating_point()
     if floating and target.numel() == output.numel():
         return Decoded(UNSCORED, output, target)
@@ -93,15 +117,14 @@ def _decode_by_loss(loss_fn: nn.Module, output: torch.Tensor, target: torch.Tens
     actual = target.reshape(-1)
     uneven = (actual != actual.round()).any() if floating else None
     actual = actual.long() if floating else actual
-    native = losses.is_native(loss_fn, losses.CLASS_LOSSES)
     return Decoded(
         CLASSES,
-        argmax(output).reshape(-1),
+        semantics.decide(output).reshape(-1),
         actual,
-        ignored=losses.ignored_index(loss_fn),
+        ignored=semantics.ignored,
         wrong=uneven,
         width=output.shape[1],
-        trusted=native,
+        trusted=losses.is_native(loss_fn, losses.CLASS_LOSSES),
     )
 
 

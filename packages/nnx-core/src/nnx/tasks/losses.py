@@ -10,15 +10,12 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-
-if TYPE_CHECKING:
-    from nnx.tasks.adapters import TaskAdapter
 
 ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss)
 CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
@@ -118,8 +115,44 @@ class SupervisedTerms:
         return self.valid is not None and not bool(self.valid.any())
 
 
+class Prepared(tuple[torch.Tensor, torch.Tensor, torch.Tensor]):
+    """``(output, target, valid)`` of a checked batch, and what one read of the mask told.
+
+    ``complete`` says that every target counts, ``some`` that any does. A fourth and
+    a fifth element would not unpack as the three that an adapter promises.
+    """
+
+    complete: bool
+    some: bool
+
+    def __new__(
+        cls,
+        output: torch.Tensor,
+        target: torch.Tensor,
+        valid: torch.Tensor,
+        *,
+        complete: bool | None = None,
+        some: bool | None = None,
+    ) -> Prepared:
+        """What is not told is read from ``valid``, which waits for the device."""
+        self = super().__new__(cls, (output, target, valid))
+        self.complete = bool(valid.all()) if complete is None else complete
+        self.some = bool(valid.any()) if some is None else some
+        return self
+
+
+class Scorer(Protocol):
+    """What of a task's adapter checks a batch and computes its loss."""
+
+    def prepare(
+        self, output: torch.Tensor, target: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+
+    def terms(self, loss_fn: nn.Module, prepared: Prepared) -> SupervisedTerms: ...
+
+
 def supervised_terms(
-    loss_fn: nn.Module, adapter: TaskAdapter | None, output: torch.Tensor, target: Any
+    loss_fn: nn.Module, adapter: Scorer | None, output: torch.Tensor, target: Any
 ) -> SupervisedTerms:
     """Check, mask and score one batch's raw ``output`` against its ``target``.
 
@@ -143,9 +176,11 @@ def supervised_terms(
             weight=lambda: loss_weight(loss_fn, output, target),
             valid_targets=counted,
         )
-    output, target, valid = adapter.prepare(output, target)
-    terms = adapter.terms(loss_fn, output, target, valid)
-    terms.target = target  # metrics read masked targets as prepared, not as the loss marks them
+    prepared = adapter.prepare(output, target)
+    if not isinstance(prepared, Prepared):  # an adapter of another author gives the three alone
+        prepared = Prepared(*prepared)
+    terms = adapter.terms(loss_fn, prepared)
+    terms.target = prepared[1]  # metrics read masked targets as prepared, not as the loss does
     return terms
 
 

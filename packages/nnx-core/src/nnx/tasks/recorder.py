@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nnx.models import Model
 from nnx.records import NNEvaluationDataPoint
 from nnx.tasks import decoding, losses, scores
 from nnx.tasks.accumulator import (
@@ -59,13 +60,12 @@ _Plain = tuple[torch.Tensor, torch.Tensor, float | None]
 class EpochRecorder:
     """The records of a training run's batches, and each epoch's summary.
 
-    ``model`` has ``loss_fn`` and ``task_adapter``. ``summarize`` collects the
-    whole-epoch summary, with the declared ``metrics``.
+    ``summarize`` collects the whole-epoch summary, with the declared ``metrics``.
     """
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         *,
         extra_metrics: ExtraMetrics | None = None,
         metrics: Sequence[Any] = (),
@@ -181,7 +181,7 @@ class EpochRecorder:
 
 
 def score_batch(
-    model: Any, terms: Any, *, loss: float | None, extra_metrics: ExtraMetrics | None = None
+    model: Model, terms: Any, *, loss: float | None, extra_metrics: ExtraMetrics | None = None
 ) -> NNEvaluationDataPoint:
     """The record of one batch's ``SupervisedTerms``, at once."""
     recorder = EpochRecorder(model, extra_metrics=extra_metrics)

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from nnx.monitors.declared import MetricSet, Semantics
+from nnx.models import Model
+from nnx.monitors.declared import MetricSet
 from nnx.records import NNEvaluationDataPoint
+from nnx.tasks.semantics import Semantics
 
 
 class EpochSummary:
@@ -19,7 +21,7 @@ class EpochSummary:
     metrics are over every valid sample.
     """
 
-    def __init__(self, model: Any, metrics: Sequence[Any] = ()) -> None:
+    def __init__(self, model: Model, metrics: Sequence[Any] = ()) -> None:
         self._model = model
         self._metrics = tuple(metrics)
         self.begin()
