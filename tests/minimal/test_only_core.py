@@ -15,6 +15,7 @@ import nnx
 import pytest
 import torch
 from nnx.plugins import siblings
+from nnx.plugins.siblings import how_to_get, install_line
 from torch.utils.data import DataLoader, TensorDataset
 
 OPTIONAL = (
@@ -44,11 +45,10 @@ def test_every_public_name_of_core_is_there() -> None:
 
 @pytest.mark.parametrize("distribution", siblings.MODULES)
 def test_every_name_of_an_extension_refuses_with_its_install_line(distribution: str) -> None:
-    line = siblings.install_line(distribution)
     for name in (*siblings.PUBLIC_NAMES[distribution], *siblings.MODULES[distribution]):
         with pytest.raises(ImportError) as raised:
             getattr(nnx, name)
-        assert line in str(raised.value)
+        assert siblings.how_to_get(repr(name), distribution) in str(raised.value)
 
 
 # -- core trains -------------------------------------------------------------------------
@@ -103,24 +103,24 @@ def test_the_command_trains_a_table_and_predicts(tmp_path: Path) -> None:
 REFUSALS = {
     "a data frame": (
         lambda: nnx.NNTabularDataset(df=object(), feature_cols=["a"], target_col="b"),
-        'pip install "nnx-core[tabular]"',
+        install_line("nnx-core", "tabular"),
     ),
-    "tensorboard": (lambda: nnx.TensorBoardCallback(), 'pip install "nnx-core[tensorboard]"'),
-    "wandb": (lambda: nnx.WandbCallback(project="p"), 'pip install "nnx-core[wandb]"'),
-    "the hub": (lambda: a_model().save_pretrained("here"), 'pip install "nnx-hub"'),
-    "publishing": (lambda: a_model().push_to_hub("me/model"), 'pip install "nnx-hub"'),
+    "tensorboard": (lambda: nnx.TensorBoardCallback(), install_line("nnx-core", "tensorboard")),
+    "wandb": (lambda: nnx.WandbCallback(project="p"), install_line("nnx-core", "wandb")),
+    "the hub": (lambda: a_model().save_pretrained("here"), how_to_get("That", "nnx-hub")),
+    "publishing": (lambda: a_model().push_to_hub("me/model"), how_to_get("That", "nnx-hub")),
     "onnx": (
         lambda: a_model().to_onnx("model.onnx", torch.randn(1, 4)),
-        'pip install "nnx-hub[onnx]"',
+        how_to_get("That", "nnx-hub", "onnx"),
     ),
     "a tokenizer": (
         lambda: nnx.NNTokenizerParams.from_state({"path": "tokenizer.json"}),
-        'pip install "nnx-lm"',
+        install_line("nnx-lm"),
     ),
-    "a graph net": (lambda: nnx.Nets.GRAPH_CONV(params=a_model().net_params), 'pip install "nnx-graph"'),
+    "a graph net": (lambda: nnx.Nets.GRAPH_CONV(params=a_model().net_params), how_to_get("'graph_conv'", "nnx-graph")),
     "the demo's data": (
         lambda: importlib.import_module("nnx.cli.demo")._table(),
-        'pip install "nnx-core[demo]"',
+        install_line("nnx-core", "demo"),
     ),
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import time
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from nnx.callbacks import (
     history_access_of,
 )
 from nnx.monitors import MonitorRecord, MonitorSpec
+from nnx.plugins.siblings import install_line
 from nnx.records import NNEvaluationDataPoint as Edp
 from nnx.records import NNIterationDataPoint as Idp
 
@@ -251,7 +253,9 @@ def test_wandb_attaches_to_a_run_and_leaves_it_open():
 )
 def test_a_missing_library_is_named_before_any_work(make, package, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=rf'needs {package}.*pip install "nnx-core\[{package}\]"'):
+    with pytest.raises(
+        ImportError, match=f"needs {package}.*{re.escape(install_line('nnx-core', package))}"
+    ):
         make()
 
 

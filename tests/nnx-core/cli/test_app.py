@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from nnx.cli.app import COMMANDS, explain
+from nnx.plugins import siblings
 
 Nnx = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -109,4 +110,5 @@ def test_doctor_shows_versions_devices_precision_and_what_is_missing(process: Nn
     assert found["versions"]["torch"] == torch.__version__
     for part, state in found["optional parts"].items():
         if state.startswith("missing"):
-            assert f'pip install "{part}"' in state
+            distribution, _, extra = part.rstrip("]").partition("[")
+            assert siblings.install_line(distribution, extra or None) in state

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nnx.plugins.siblings import install_line
 from sklearn.datasets import load_breast_cancer
 
 Nnx = Callable[..., Any]
@@ -49,5 +50,5 @@ def test_the_demo_names_the_line_that_brings_its_data(
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
     refused = nnx("demo")
     assert refused.returncode == 1
-    assert 'Install it with: pip install "nnx-core[demo]"' in refused.stderr
+    assert f"Install it with: {install_line('nnx-core', 'demo')}" in refused.stderr
     assert list(tmp_path.iterdir()) == []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from nnx import NNTabularDataset
 from nnx.data_splits import SplitError, SplitManifest, plan_split
+from nnx.plugins.siblings import install_line
 from nnx.preprocessing import PreprocessingError, Standardizer
 from nnx.utils.identity import hash_bytes
 from torch.utils.data import TensorDataset, random_split
@@ -246,7 +249,8 @@ def test_arguments_are_refused_before_anything_is_drawn(options, error, message)
 
 def test_other_tables_are_refused():
     with pytest.raises(
-        TypeError, match=r'not dict \(pandas comes with: pip install "nnx-core\[tabular\]"\)'
+        TypeError,
+        match=re.escape(f"not dict (pandas comes with: {install_line('nnx-core', 'tabular')})"),
     ):
         NNTabularDataset(df={"age": [1]}, feature_cols=["age"], target_col="label")
     doubled = pd.DataFrame(np.zeros((3, 3)), columns=["age", "age", "label"])

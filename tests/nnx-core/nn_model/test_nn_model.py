@@ -24,7 +24,7 @@ from nnx import (
     register_model_factory,
     unregister_model_factory,
 )
-from nnx.plugins import manager
+from nnx.plugins import manager, siblings
 from torch import nn
 
 NET = NNParams(input_dim=4, output_dim=3, hidden_dims=[8], dropout_prob=0.1)
@@ -202,20 +202,21 @@ def test_freezing_by_pattern_counts_what_changed():
 
 
 @pytest.mark.parametrize(
-    ("exporter", "call", "line"),
+    ("exporter", "call", "extra"),
     [
-        ("onnx", lambda m: m.to_onnx("m.onnx", torch.zeros(1, 4)), "nnx-hub[onnx]"),
-        ("hub.save_pretrained", lambda m: m.save_pretrained("d"), "nnx-hub"),
-        ("hub.push_to_hub", lambda m: m.push_to_hub("a/b"), "nnx-hub"),
-        ("hub.from_pretrained", lambda m: NNModel.from_pretrained("d"), "nnx-hub"),
+        ("onnx", lambda m: m.to_onnx("m.onnx", torch.zeros(1, 4)), "onnx"),
+        ("hub.save_pretrained", lambda m: m.save_pretrained("d"), None),
+        ("hub.push_to_hub", lambda m: m.push_to_hub("a/b"), None),
+        ("hub.from_pretrained", lambda m: NNModel.from_pretrained("d"), None),
     ],
 )
-def test_what_an_exporter_does_names_how_to_get_it(exporter, call, line, tmp_path):
+def test_what_an_exporter_does_names_how_to_get_it(exporter, call, extra, tmp_path):
     if (exporter, 1) in manager.registry("exporter"):
         pytest.skip(f"{exporter} is installed")
     with pytest.raises(ImportError) as caught:
         call(model())
-    assert f'pip install "{line}"' in str(caught.value)
+    what = f"needs the exporter {exporter!r}. That"
+    assert siblings.how_to_get(what, "nnx-hub", extra) in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -233,7 +233,7 @@ def test_an_unknown_id_names_the_plugins_that_are_not_on(install: Install, run: 
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith("nnx.plugins.registry.UnknownIdError: no metric is registered as")
-    assert "plugin 'acme-lion' (acme-lion) is switched off by NNX_PLUGINS." in last
+    assert "plugin 'acme-lion' (acme-lion) is switched off by NNX_PLUGINS" in last
     assert "plugin 'acme-broken' (acme-broken) failed to load: RuntimeError" in last
 
 

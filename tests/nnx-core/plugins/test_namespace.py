@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
 import pickle
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import nnx
 import pytest
@@ -103,17 +107,27 @@ def test_an_unknown_name_is_the_ordinary_error() -> None:
     assert not hasattr(nnx, "__wrapped__")
 
 
-def test_a_name_of_an_absent_extension_names_the_line_that_installs_it(run: Run) -> None:
-    # Without its plugin, an extension publishes nothing, as when it is not installed.
-    result = run(
-        """
-        from nnx import apply_lora_to
-        """,
-        plugins="none",
-    )
+def test_a_name_of_an_extension_that_is_off_says_so_and_sends_nobody_to_pip(run: Run) -> None:
+    result = run("\nfrom nnx import apply_lora_to", plugins="none")
     assert result.stderr.splitlines()[-1] == (
-        "ImportError: 'apply_lora_to' is part of nnx-peft, which is not installed or not "
-        'loaded. Install it with: pip install "nnx-peft"'
+        f"ImportError: 'apply_lora_to' belongs to nnx-peft, which is installed ({nnx.__version__}) "
+        "but does not provide it: its plugin is off or failed (`nnx plugins` shows that), or this "
+        "version has nothing of the kind"
+    )
+
+
+def test_a_name_of_an_absent_extension_names_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(siblings, "installed", lambda distribution: None)
+    assert str(siblings.missing_name("apply_lora_to")) == (
+        "'apply_lora_to' belongs to nnx-peft, which is not installed. "
+        f"Install it with: {siblings.install_line('nnx-peft')}"
+    )
+    monkeypatch.setattr(siblings, "RESERVED", {"nnx-peft"})
+    assert str(siblings.missing_name("apply_lora_to")) == (
+        "'apply_lora_to' is kept for nnx-peft, which is not installed and provides nothing "
+        f"yet in version {nnx.__version__} of NNx"
     )
 
 
@@ -129,6 +143,54 @@ def test_each_name_of_a_sibling_is_claimed_once(distribution: str) -> None:
     assert not set(siblings.PUBLIC_NAMES[distribution]) & set(others)
 
 
-def test_an_install_line_names_our_distribution() -> None:
-    assert siblings.install_line("nnx-peft") == 'pip install "nnx-peft"'
-    assert siblings.install_line("nnx-peft", "quantize") == 'pip install "nnx-peft[quantize]"'
+REPOSITORY = Path(__file__).parents[3]
+GIT = {"url": "https://example.org/nnx.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
+EDITABLE = {"url": (REPOSITORY / "packages/nnx-core").as_uri(), "dir_info": {"editable": True}}
+FOLDER = {"url": (REPOSITORY / "packages/nnx-core").as_uri(), "dir_info": {}}
+
+
+@pytest.mark.parametrize(
+    ("origin", "line"),
+    [
+        (EDITABLE, f'pip install -e "{REPOSITORY}/packages/nnx-viz[onnx]"'),
+        (FOLDER, f'pip install "{REPOSITORY}/packages/nnx-viz[onnx]"'),
+        (
+            {**GIT, "subdirectory": "packages/nnx-core"},
+            'pip install "nnx-viz[onnx] @ git+https://example.org/nnx.git@c0ffee'
+            '#subdirectory=packages/nnx-viz"',
+        ),
+        (
+            {"url": "file:///gone/packages/nnx-core", "dir_info": {}},
+            'pip install ./packages/nnx-core "./packages/nnx-viz[onnx]" '
+            "(in a clone of NNx's repository)",
+        ),
+        (
+            None,
+            'pip install ./packages/nnx-core "./packages/nnx-viz[onnx]" '
+            "(in a clone of NNx's repository)",
+        ),
+    ],
+)
+def test_an_install_line_says_from_where_the_core_came(
+    origin: dict[str, Any] | None, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came_from(origin, monkeypatch)
+    assert siblings.install_line("nnx-viz", "onnx") == line
+
+
+def test_a_wheel_lies_beside_the_wheel_of_the_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "nnx_viz-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    core = tmp_path / "nnx_core-0.1.0-py3-none-any.whl"
+    came_from({"url": core.as_uri(), "archive_info": {}}, monkeypatch)
+    assert siblings.install_line("nnx-viz") == f'pip install "{wheel}"'
+    assert "in a clone of" in siblings.install_line("nnx-lm")
+
+
+def came_from(origin: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pip's record of where nnx-core was found be ``origin``."""
+    text = None if origin is None else json.dumps(origin)
+    record = SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
+    monkeypatch.setattr("importlib_metadata.distribution", lambda name: record)

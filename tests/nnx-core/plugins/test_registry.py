@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from nnx.plugins import Registry, RegistryConflictError, UnknownIdError
+from nnx.plugins import Registry, RegistryConflictError, UnknownIdError, siblings
 
 
 @pytest.fixture
@@ -91,19 +91,15 @@ def test_an_unknown_id_names_close_matches(registry: Registry[object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("id", "line"),
-    [
-        ("graph_conv", 'nnx-graph provides it: pip install "nnx-graph"'),
-        ("torchao.int8", 'nnx-peft provides it: pip install "nnx-peft"'),
-        ("transformer", 'nnx-lm provides it: pip install "nnx-lm"'),
-    ],
+    ("id", "distribution"),
+    [("graph_conv", "nnx-graph"), ("torchao.int8", "nnx-peft"), ("transformer", "nnx-lm")],
 )
-def test_an_id_of_a_sibling_names_the_line_that_installs_it(
-    registry: Registry[object], id: str, line: str
+def test_an_id_of_a_sibling_says_how_to_get_it(
+    registry: Registry[object], id: str, distribution: str
 ) -> None:
     with pytest.raises(UnknownIdError) as raised:
         registry.resolve(id)
-    assert line in str(raised.value)
+    assert str(raised.value).endswith(siblings.how_to_get(repr(id), distribution))
 
 
 def test_the_error_class_of_an_unknown_id_can_be_chosen() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import torch
 from nnx.models import state_topology
 from nnx.peft import apply_lora_to
 from nnx.plugins.manager import registry
+from nnx.plugins.siblings import install_line
 from torch import nn
 
 torchao = pytest.importorskip("torchao", reason="torchao is the quantize extra")
@@ -75,7 +77,7 @@ class TestInt8:
     def test_without_torchao_the_install_line_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "torchao.quantization", None)
         model = Model()
-        with pytest.raises(ImportError, match=r'pip install "nnx-peft\[quantize\]"'):
+        with pytest.raises(ImportError, match=re.escape(install_line("nnx-peft", "quantize"))):
             quantize_int8(model)
 
 
@@ -229,7 +231,7 @@ class TestQAT:
     def test_without_torchao_the_install_line_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "torchao.quantization.qat", None)
         for build in (qat_train_step_factory, QATLifecycleCallback):
-            with pytest.raises(ImportError, match=r'pip install "nnx-peft\[quantize\]"'):
+            with pytest.raises(ImportError, match=re.escape(install_line("nnx-peft", "quantize"))):
                 build()
 
 

@@ -355,7 +355,5 @@ def _exporter(id: str, method: str, *, extra: str | None = None) -> Callable[...
     try:
         return manager.registry("exporter").resolve(id)
     except UnknownIdError:
-        line = siblings.install_line("nnx-hub", extra)
-        raise ImportError(
-            f"NNModel.{method} needs nnx-hub, which is not installed: {line}"
-        ) from None
+        what = f"NNModel.{method} needs the exporter {id!r}. That"
+        raise ImportError(siblings.how_to_get(what, "nnx-hub", extra)) from None

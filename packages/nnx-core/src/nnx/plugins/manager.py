@@ -143,9 +143,11 @@ class PluginManager:
 
         ``release`` is ``"distribution version"``.
         """
-        pinned = "==".join(release.rsplit(" ", 1))
-        self._remembered[kind, id] = (
-            f"{where} used it from {release}. Install it with: {siblings.install_line(pinned)}"
+        distribution, _, version = release.rpartition(" ")
+        ours = distribution in siblings.MODULES
+        line = siblings.install_line(distribution) if ours else None
+        self._remembered[kind, id] = f"{where} used it from {release}. Install it with: " + (
+            line or f'pip install "{distribution}=={version}"'
         )
 
     def _load(self, entry: Any, chosen: Mapping[str, bool]) -> None:
@@ -244,13 +246,14 @@ class PluginManager:
 
     def _hint(self, kind: str, id: str) -> str | None:
         """What could provide an unknown id: a sibling to install, or a plugin that is not on."""
-        hints = [siblings.hint_for_id(id) or self._remembered.get((kind, id))]
+        known = siblings.hint_for_id(id) or self._remembered.get((kind, id))
+        hints = [known] if known else []
         for plugin in self.plugins:
             if plugin.status == "failed":
-                hints.append(f"{plugin.owner} failed to load: {plugin.error}.")
+                hints.append(f"{plugin.owner} failed to load: {plugin.error}")
             elif plugin.status == "off":
-                hints.append(f"{plugin.owner} is switched off by {SELECT_VARIABLE}.")
-        return " ".join(filter(None, hints)) or None
+                hints.append(f"{plugin.owner} is switched off by {SELECT_VARIABLE}")
+        return ". ".join(hints) or None
 
 
 def _selection(select: str | None) -> dict[str, bool]:

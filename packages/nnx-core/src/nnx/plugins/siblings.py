@@ -8,6 +8,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from nnx._version import __version__
+
+CORE = "nnx-core"
+
 # Public names by distribution: what `from nnx import NAME` would find.
 PUBLIC_NAMES: dict[str, tuple[str, ...]] = {
     "nnx-peft": (
@@ -67,10 +71,86 @@ IDS: dict[str, tuple[str, ...]] = {
 }
 
 
+# Reserved: these distributions contribute nothing yet, so installing one would not help.
+RESERVED = frozenset({"nnx-lm", "nnx-graph", "nnx-hub", "nnx-paradigms", "nnx-eval"})
+
+
 def install_line(distribution: str, extra: str | None = None) -> str:
-    """The pip command that brings ``distribution`` (with ``extra``)."""
-    name = f"{distribution}[{extra}]" if extra else distribution
-    return f'pip install "{name}"'
+    """The pip command that brings ``distribution`` (with ``extra``) of this NNx.
+
+    It installs from where nnx-core itself came from: a folder of the repository,
+    a version-control address or a folder of wheels. Where that is not known, it
+    is the command for a clone of the repository.
+    """
+    wanted = f"[{extra}]" if extra else ""
+    return _from_origin(distribution, wanted) or (
+        "pip install "
+        + ("" if distribution == CORE else f"./packages/{CORE} ")
+        + (f'"./packages/{distribution}{wanted}"' if wanted else f"./packages/{distribution}")
+        + " (in a clone of NNx's repository)"
+    )
+
+
+def _from_origin(distribution: str, wanted: str) -> str | None:
+    """The command by the record that pip kept of where it found nnx-core (PEP 610)."""
+    import json
+    from pathlib import Path
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    from importlib_metadata import PackageNotFoundError
+    from importlib_metadata import distribution as installed_distribution
+
+    try:
+        text = installed_distribution(CORE).read_text("direct_url.json")
+        record = json.loads(text or "{}")
+    except (PackageNotFoundError, ValueError):
+        return None
+    url, version_control = record.get("url", ""), record.get("vcs_info")
+    if version_control:
+        revision = version_control.get("requested_revision") or version_control.get("commit_id")
+        address = f"{version_control.get('vcs')}+{url}@{revision}"
+        return (
+            f'pip install "{distribution}{wanted} @ {address}#subdirectory=packages/{distribution}"'
+        )
+    if not url.startswith("file:"):
+        return None
+    place = Path(url2pathname(urlsplit(url).path))
+    if "dir_info" in record:
+        folder = place.parent / distribution
+        flag = "-e " if record["dir_info"].get("editable") else ""
+        found = (folder / "pyproject.toml").exists()
+        return f'pip install {flag}"{folder}{wanted}"' if found else None
+    wheels = sorted(place.parent.glob(f"{distribution.replace('-', '_')}-*.whl"))
+    return f'pip install "{wheels[-1]}{wanted}"' if wheels else None
+
+
+def installed(distribution: str) -> str | None:
+    """The version of an installed distribution, else ``None``."""
+    from importlib_metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def how_to_get(what: str, distribution: str, extra: str | None = None) -> str:
+    """A sentence: how to get ``what``, which ``distribution`` provides and is not there."""
+    version = installed(distribution)
+    if version is not None:
+        return (
+            f"{what} belongs to {distribution}, which is installed ({version}) but does not "
+            "provide it: its plugin is off or failed (`nnx plugins` shows that), or this "
+            "version has nothing of the kind"
+        )
+    if distribution in RESERVED:
+        return (
+            f"{what} is kept for {distribution}, which is not installed and provides nothing "
+            f"yet in version {__version__} of NNx"
+        )
+    line = install_line(distribution, extra)
+    return f"{what} belongs to {distribution}, which is not installed. Install it with: {line}"
 
 
 def module(name: str) -> ModuleType:
@@ -89,10 +169,7 @@ def missing_name(name: str) -> Exception:
     for table in (PUBLIC_NAMES, MODULES):
         for distribution, names in table.items():
             if name in names:
-                return ImportError(
-                    f"{name!r} is part of {distribution}, which is not installed or not "
-                    f"loaded. Install it with: {install_line(distribution)}"
-                )
+                return ImportError(how_to_get(repr(name), distribution))
     return AttributeError(f"module 'nnx' has no attribute {name!r}")
 
 
@@ -100,5 +177,5 @@ def hint_for_id(id: str) -> str | None:
     """How to get a registered id that a sibling would provide, or ``None``."""
     for distribution, prefixes in IDS.items():
         if any(id == p or (p.endswith(".") and id.startswith(p)) for p in prefixes):
-            return f"{distribution} provides it: {install_line(distribution)}"
+            return how_to_get(repr(id), distribution)
     return None
