@@ -29,13 +29,16 @@ def test_only_newly_frozen_parameters_count():
     assert unfreeze(module, "*") == 3
     assert frozen(module) == []
     assert freeze(module, "encoder.[01].bias") == 1
-    assert freeze(module, "nothing.*") == 0
+    with pytest.warns(UserWarning, match=r"freeze: 'nothing\.\*' matches no parameter"):
+        assert freeze(module, "nothing.*") == 0
 
 
 def test_names_match_whole_and_by_case():
     module = net()
-    assert freeze(module, "head") == 0
-    assert freeze(module, "HEAD.*") == 0
+    with pytest.warns(UserWarning, match="the closest names are 'head.weight', 'head.bias'"):
+        assert freeze(module, "head") == 0
+    with pytest.warns(UserWarning, match="the closest names are 'head.weight', 'head.bias'"):
+        assert unfreeze(module, "HEAD.*") == 0
 
 
 def test_no_pattern_is_refused():
@@ -65,3 +68,37 @@ def test_a_frozen_parameter_gets_no_gradient():
     module(torch.ones(1, 2)).sum().backward()
     assert module[0].weight.grad is None
     assert module[1].weight.grad is not None
+
+
+def test_a_pattern_without_effect_among_others_is_named_alone():
+    with pytest.warns(UserWarning) as caught:
+        assert freeze(net(), "head.*", "encodr.*") == 2
+    [warning] = caught
+    assert "'encodr.*' matches no parameter" in str(warning.message)
+    assert "encoder.0.weight" in str(warning.message) and "head" not in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_a_tied_weight_is_frozen_by_either_of_its_names():
+    for pattern in ("embedding.*", "output.*"):
+        tied = nn.ModuleDict(
+            {"embedding": nn.Embedding(5, 3), "output": nn.Linear(3, 5, bias=False)}
+        )
+        tied["output"].weight = tied["embedding"].weight
+        assert freeze(tied, pattern) == 1
+        assert not tied["output"].weight.requires_grad
+        assert unfreeze(tied, pattern) == 1
+
+
+def test_a_cycle_of_modules_ends():
+    module = net()
+    module["head"].owner = module
+    assert freeze(module, "head.*") == 2
+
+
+def test_a_model_in_place_of_its_net_is_refused_with_the_way_out():
+    class Model:
+        net = nn.Linear(1, 1)
+
+    with pytest.raises(TypeError, match=r"freeze takes a torch.nn.Module, not a Model; pass its .net"):
+        freeze(Model(), "*")

@@ -54,9 +54,13 @@ def test_the_weights_are_copied_not_shared():
 def test_the_prefix_goes_first_then_the_first_matching_entry_of_the_map():
     source = {f"model.backbone.{k}": v for k, v in net(1).state_dict().items()}
     target = net(2)
-    result = load_pretrained(
-        target, source, prefix="model.", key_map={"backbone.0.": "0.", "backbone.": "", "0.": "9."}
-    )
+    with pytest.warns(UserWarning, match=r"key_map=...\): '0.\*' matches no name of the source"):
+        result = load_pretrained(
+            target,
+            source,
+            prefix="model.",
+            key_map={"backbone.0.": "0.", "backbone.": "", "0.": "9."},
+        )
     assert_equal(target, net(1))
     assert result.unexpected_keys == []
 
@@ -143,3 +147,21 @@ def test_dtype_and_frozen_state_stay_the_targets():
     load_pretrained(target, net(1))
     assert target[0].weight.dtype is torch.float64
     assert not target[0].weight.requires_grad
+
+
+def test_a_prefix_that_no_name_has_is_warned_about_with_the_closest():
+    source = {f"backbone.{k}": v for k, v in net(1).state_dict().items()}
+    with pytest.warns(UserWarning) as caught:
+        result = load_pretrained(net(2), source, prefix="bakbone.")
+    [warning] = caught
+    assert "prefix=...): 'bakbone.*' matches no name" in str(warning.message)
+    assert "'backbone.0.weight'" in str(warning.message)
+    assert result.loaded_keys == [] and warning.filename == __file__
+
+
+def test_a_source_without_a_common_name_is_warned_about():
+    target = net(2)
+    before = {k: v.clone() for k, v in target.state_dict().items()}
+    with pytest.warns(UserWarning, match="loaded nothing: the source has a.weight, the target 0.w"):
+        load_pretrained(target, {"a.weight": torch.ones(1)})
+    assert all(torch.equal(v, before[k]) for k, v in target.state_dict().items())

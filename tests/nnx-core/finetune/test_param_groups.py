@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nnx import NNOptimParams, NNParamGroupSpec, Optims, build_optimizer
+from nnx import (
+    Nets,
+    NNModel,
+    NNModelParams,
+    NNOptimParams,
+    NNParamGroupSpec,
+    NNParams,
+    NNTrainParams,
+    Optims,
+    build_optimizer,
+)
 from nnx.finetune import build_param_groups
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 
 @pytest.fixture
@@ -63,9 +74,10 @@ def test_rules_never_merge_so_a_broad_rule_first_hides_the_bias_rule(net):
 
 def test_frozen_parameters_and_empty_patterns_make_no_group(net):
     net["encoder"].requires_grad_(False)
-    groups = build(
-        net, NNParamGroupSpec(name_pattern="encoder.*"), NNParamGroupSpec(name_pattern="typo.*")
-    )
+    with pytest.warns(UserWarning, match=r"'typo\.\*' matches no parameter; the closest names"):
+        groups = build(
+            net, NNParamGroupSpec(name_pattern="encoder.*"), NNParamGroupSpec(name_pattern="typo.*")
+        )
     assert rates(net, groups) == {"head.weight": (1e-3, 5e-4), "head.bias": (1e-3, 5e-4)}
     assert len(groups) == 1
 
@@ -122,3 +134,35 @@ def test_a_pattern_is_a_non_empty_string():
     for pattern in ("", None, 3):
         with pytest.raises(ValueError, match="name_pattern must be a non-empty string"):
             NNParamGroupSpec(name_pattern=pattern)
+
+
+def test_a_tied_weight_is_found_by_either_of_its_names():
+    tied = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "output": nn.Linear(3, 5)})
+    tied["output"].weight = tied["embedding"].weight
+    for pattern in ("embedding.weight", "output.weight"):
+        groups = build(tied, NNParamGroupSpec(name_pattern=pattern, lr=0.5), strict=True)
+        assert [p is tied["embedding"].weight for g in groups for p in g["params"]] == [True]
+    first = NNParamGroupSpec(name_pattern="output.*", lr=0.5)
+    second = NNParamGroupSpec(name_pattern="embedding.*", lr=0.25)
+    assert len(build(tied, first, second, strict=True)) == 1  # the first rule has it, once
+
+
+def test_training_refuses_a_pattern_that_names_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = NNModel(
+        net_params=NNParams(input_dim=2, output_dim=2, hidden_dims=[3], dropout_prob=0.0),
+        params=NNModelParams(net=Nets.FEED_FWD),
+    )
+    data = TensorDataset(torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))
+    optim = NNOptimParams.builder().adam(max_lr=1e-3)
+    params = NNTrainParams(
+        n_epochs=1,
+        train_loader=DataLoader(data, batch_size=2),
+        optim=optim.param_groups([NNParamGroupSpec(name_pattern="layer.0.*", lr=0.1)]).build(),
+    )
+    with pytest.raises(ValueError) as caught:
+        model.train(params)
+    message = str(caught.value)
+    assert message.startswith("params.optim.param_groups: 'layer.0.*' matches no parameter")
+    assert "'layers.0.weight'" in message and "other rates" in message
+    assert list(tmp_path.iterdir()) == []

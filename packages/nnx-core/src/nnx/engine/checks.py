@@ -13,6 +13,7 @@ from nnx.callbacks import as_callback, history_access_of
 from nnx.engine.batches import loader_length
 from nnx.engine.gradients import nonfinite_names
 from nnx.engine.topology import unowned_parameters
+from nnx.finetune.param_groups import check_patterns
 from nnx.models import check_topology, check_wrapped_weights, state_topology
 from nnx.monitors import check_metrics
 from nnx.objectives import check_step_precision, check_update_owner
@@ -206,6 +207,13 @@ def check_optim_params(params: Sequence[Any]) -> None:
     for optim in params:
         if not optim.is_valid():
             raise ValueError(f"params.optim is not valid: {optim}")
+
+
+def check_param_groups(request: FitRequest, optim_params: Mapping[str, Any]) -> None:
+    """Every pattern of the parameter groups must name a parameter of the net."""
+    for name, optim in optim_params.items():
+        owner = "params.optim" if request.trainer is None else f"optims[{name!r}]"
+        check_patterns(request.model.net, optim.param_groups or (), owner=owner)
 
 
 def warn_unowned(net: torch.nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]) -> bool:

@@ -106,6 +106,7 @@ def plan_fit(request: FitRequest, ranks: Alone) -> FitPlan:
     check_compile(request, callbacks, precision)
     optim_params = _optim_params(request)
     checks.check_optim_params(tuple(optim_params.values()))
+    checks.check_param_groups(request, optim_params)
     resume.check_request(params, _schedules(request))
 
     run = _run(request, precision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nnx.utils.modules import require_module, warn_unmatched
 from nnx.utils.topology import tensor_shape
 
 # Where other trainers keep the weights in a file that holds more than weights.
@@ -47,10 +49,13 @@ def load_pretrained(
 
     With ``strict``, a name without a partner on either side is a ``ValueError``.
     So is, always, a tensor of another shape, and two source names that become
-    one. Nothing is copied in any of these cases.
+    one. Nothing is copied in any of these cases. A ``prefix`` or ``key_map``
+    entry that no source name starts with is warned about, and so is a source
+    of which nothing was loaded.
     """
-    renamed = _rename(_read(source), key_map or {}, prefix)
-    target = module.state_dict()
+    state = _read(source)
+    renamed = _rename(state, key_map or {}, prefix)
+    target = require_module("load_pretrained", module).state_dict()
     loaded = [name for name in renamed if name in target]
     missing = [name for name in target if name not in renamed]
     unexpected = [name for name in renamed if name not in target]
@@ -61,6 +66,7 @@ def load_pretrained(
             f"key_map=, or pass strict=False"
         )
     _check_shapes(target, {name: renamed[name] for name in loaded})
+    _warn_without_effect(state, renamed, target, key_map or {}, prefix)
     module.load_state_dict({name: renamed[name] for name in loaded}, strict=False)
     return LoadPretrainedResult(loaded, missing, unexpected)
 
@@ -114,6 +120,33 @@ def _rename(
             )
         renamed[name], origin[name] = value, key
     return renamed
+
+
+def _warn_without_effect(
+    state: Mapping[str, Any],
+    renamed: Mapping[str, Any],
+    target: Mapping[str, Any],
+    key_map: Mapping[str, str],
+    prefix: str | None,
+) -> None:
+    """Say which of the caller's words met nothing."""
+    stripped = [name.removeprefix(prefix) if prefix else name for name in state]
+    starts = [f"{prefix}*"] if prefix else []
+    said = warn_unmatched(
+        "load_pretrained(prefix=...)", starts, state, "name of the source",
+        consequence="Nothing was stripped", stacklevel=4,
+    )  # fmt: skip
+    said |= warn_unmatched(
+        "load_pretrained(key_map=...)", [f"{start}*" for start in key_map], stripped,
+        "name of the source", consequence="Nothing was renamed by it", stacklevel=4,
+    )  # fmt: skip
+    if renamed and target.keys().isdisjoint(renamed) and not said:
+        warnings.warn(
+            f"load_pretrained loaded nothing: the source has {_some(list(renamed))}, the target "
+            f"{_some(list(target))}. Map the names with prefix= or key_map=",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _check_shapes(target: Mapping[str, Any], state: Mapping[str, Any]) -> None:
