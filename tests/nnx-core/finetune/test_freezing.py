@@ -71,11 +71,12 @@ def test_a_frozen_parameter_gets_no_gradient():
 
 
 def test_a_pattern_without_effect_among_others_is_named_alone():
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="encodr") as caught:
         assert freeze(net(), "head.*", "encodr.*") == 2
     [warning] = caught
     assert "'encodr.*' matches no parameter" in str(warning.message)
-    assert "encoder.0.weight" in str(warning.message) and "head" not in str(warning.message)
+    assert "encoder.0.weight" in str(warning.message)
+    assert "head" not in str(warning.message)
     assert warning.filename == __file__
 
 
@@ -100,5 +101,7 @@ def test_a_model_in_place_of_its_net_is_refused_with_the_way_out():
     class Model:
         net = nn.Linear(1, 1)
 
-    with pytest.raises(TypeError, match=r"freeze takes a torch.nn.Module, not a Model; pass its .net"):
+    with pytest.raises(
+        TypeError, match=r"freeze takes a torch.nn.Module, not a Model; pass its .net"
+    ):
         freeze(Model(), "*")

@@ -151,12 +151,13 @@ def test_dtype_and_frozen_state_stay_the_targets():
 
 def test_a_prefix_that_no_name_has_is_warned_about_with_the_closest():
     source = {f"backbone.{k}": v for k, v in net(1).state_dict().items()}
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="bakbone") as caught:
         result = load_pretrained(net(2), source, prefix="bakbone.")
     [warning] = caught
     assert "prefix=...): 'bakbone.*' matches no name" in str(warning.message)
     assert "'backbone.0.weight'" in str(warning.message)
-    assert result.loaded_keys == [] and warning.filename == __file__
+    assert result.loaded_keys == []
+    assert warning.filename == __file__
 
 
 def test_a_source_without_a_common_name_is_warned_about():

@@ -164,5 +164,6 @@ def test_training_refuses_a_pattern_that_names_nothing(tmp_path, monkeypatch):
         model.train(params)
     message = str(caught.value)
     assert message.startswith("params.optim.param_groups: 'layer.0.*' matches no parameter")
-    assert "'layers.0.weight'" in message and "other rates" in message
+    assert "'layers.0.weight'" in message
+    assert "other rates" in message
     assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ from nnx.peft import (
     apply_dora_to,
     apply_lora_to,
     load_peft_adapter,
+    save_lora_weights,
     save_peft_adapter,
 )
 from safetensors.torch import load_file, save_file
@@ -214,7 +215,14 @@ class TestImport:
         [
             ({"peft_type": "IA3"}, "only LORA can be read"),
             ({"bias": "all"}, "bias='all'"),
-            ({"modules_to_save": ["head"]}, "modules_to_save"),
+            (
+                {"modules_to_save": ["haed"]},
+                "modules_to_save: 'haed' matches no module; the closest",
+            ),
+            (
+                {"modules_to_save": ["conv"]},
+                "'conv.bias': it is saved whole, and the file does not",
+            ),
             ({"fan_in_fan_out": True}, "fan_in_fan_out=True"),
             ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
             ({"something_new": 1}, "something_new=1"),
@@ -288,3 +296,91 @@ def test_training_follows_peft(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     torch.testing.assert_close(ours(IDS), theirs(IDS), atol=1e-5, rtol=1e-5)
+
+
+class Normed(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, ids):
+        x = self.table(ids).view(-1, 2, 3, 3)
+        x = nn.functional.pad(self.conv(x), (0, 2, 0, 2))[..., :2, :2].flatten(1)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return self.head(self.norm(x))
+
+
+class TestWholeModules:
+    WHOLE = ("norm", "head")
+
+    def ours(self):
+        model = Normed()
+        apply_lora_to(model, "layers.*", r=4, freeze_base=True, modules_to_save=self.WHOLE)
+        return model
+
+    def theirs(self):
+        config = hf.LoraConfig(
+            target_modules=["layers.0", "layers.1"],
+            r=4,
+            lora_alpha=16,
+            modules_to_save=[*self.WHOLE],
+        )
+        return hf.get_peft_model(Normed(), config)
+
+    def fit(self, model, steps=5):
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+        for _ in range(steps):
+            model(IDS).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.eval()
+
+    def test_the_same_tensors_train_as_there(self):
+        count = lambda model: sum(p.numel() for p in model.parameters() if p.requires_grad)  # noqa: E731
+        assert count(self.ours()) == count(self.theirs())
+
+    def test_training_saving_and_loading_agree_with_peft(self, tmp_path):
+        model = self.fit(self.ours().train())
+        save_peft_adapter(model, tmp_path)
+        there = hf.PeftModel.from_pretrained(Normed(), tmp_path).eval()
+        torch.testing.assert_close(there(IDS), model(IDS), atol=1e-6, rtol=1e-6)
+        here = Normed().eval()
+        assert load_peft_adapter(here, tmp_path) == 2
+        assert torch.equal(here(IDS), model(IDS))
+
+    def test_what_peft_trained_and_saved_is_read_and_trains_on(self, tmp_path):
+        theirs = self.fit(self.theirs().train())
+        theirs.save_pretrained(tmp_path)
+        ours = Normed()
+        assert load_peft_adapter(ours, tmp_path) == 2
+        torch.testing.assert_close(ours.eval()(IDS), theirs(IDS), atol=1e-6, rtol=1e-6)
+        state = torch.load(save_lora_weights(ours.requires_grad_(False), tmp_path / "x.pt"))
+        assert "head.0.weight" in state
+        assert "norm.running_mean" in state
+
+    def test_a_whole_module_that_does_not_fit_changes_nothing(self, tmp_path):
+        save_peft_adapter(self.ours(), tmp_path)
+        model = Normed()
+        model.head[1] = nn.Linear(8, 5)
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(ValueError, match=r"'head.1.weight': the file's shape is \(3, 8\), the"):
+            load_peft_adapter(model, tmp_path)
+        assert list(model.state_dict()) == list(before)
+
+    def test_what_trains_outside_the_folder_is_said(self, tmp_path):
+        model = Normed()
+        apply_lora_to(model, "layers.*", modules_to_save=["head"])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            save_peft_adapter(model, tmp_path)
+        [warning] = caught
+        assert str(warning.message).startswith("'conv.bias', 'conv.weight', 'norm.bias'")
+        assert warning.filename == __file__
+
+    def test_a_name_that_peft_would_find_twice_is_refused(self, tmp_path):
+        model = nn.ModuleDict({"head": nn.Linear(2, 2), "second_head": nn.Linear(2, 2), "q": nn.Linear(2, 2)})  # fmt: skip
+        apply_lora_to(model, "q", freeze_base=True, modules_to_save=["head"])
+        with pytest.raises(ValueError, match="'second_head' ends like one of"):
+            save_peft_adapter(model, tmp_path)
+        assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ def test_ia3_multiplies_each_output_feature():
 
 def test_ia3_files_hold_only_owned_scalings(tmp_path):
     model = nn.ModuleDict({"scaling_projection": nn.Linear(4, 4), "other": nn.Linear(4, 4)})
-    apply_ia3_to(model, "scaling_projection")
+    apply_ia3_to(model, "scaling_projection", freeze_base=True)
     with torch.no_grad():
         model["scaling_projection"].scaling.mul_(3)
     path = save_ia3_weights(model, tmp_path / "ia3.pt")
@@ -29,8 +29,9 @@ def test_ia3_files_hold_only_owned_scalings(tmp_path):
     assert list(state) == ["scaling_projection.scaling"]
 
     twin = nn.ModuleDict({"scaling_projection": nn.Linear(4, 4), "other": nn.Linear(4, 4)})
-    assert load_ia3_weights(twin, path) == 0
-    apply_ia3_to(twin, "*")
+    with pytest.warns(UserWarning, match="no adapter here owns them"):
+        assert load_ia3_weights(twin, path) == 0
+    apply_ia3_to(twin, "scaling_projection")
     base = twin["scaling_projection"].base.weight.clone()
     assert load_ia3_weights(twin, {**model.state_dict(), **state}) == 1
     assert torch.equal(twin["scaling_projection"].scaling, torch.full((4,), 3.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -300,20 +301,28 @@ class TestSelection:
     @pytest.mark.parametrize("apply", APPLY)
     def test_patterns_are_globs_over_dotted_names(self, apply):
         model = nn.ModuleDict({"encoder": net(), "head": nn.Linear(3, 2)})
-        assert apply(model, "encoder.[02]", "nothing*") == 2
+        with pytest.warns(
+            UserWarning, match=r"apply_\w+_to: 'nothing\*' matches no Linear"
+        ) as caught:
+            assert apply(model, "encoder.[02]", "nothing*") == 2
+        assert caught[0].filename == __file__
         assert type(model["encoder"][3]) is nn.Linear
         assert type(model["head"]) is nn.Linear
 
     @pytest.mark.parametrize("apply", APPLY)
     def test_a_star_crosses_dots_and_no_match_is_zero(self, apply):
         model = nn.ModuleDict({"encoder": net(), "head": nn.Linear(3, 2)})
-        assert apply(model, "missing") == 0
+        with pytest.warns(UserWarning, match="the closest names are 'encoder.0', 'encoder.2'"):
+            assert apply(model, "encodr.*") == 0
         assert apply(model, "enc*") == 3
 
     @pytest.mark.parametrize("apply", APPLY)
     def test_a_second_call_wraps_nothing(self, apply):
         model = net()
-        assert apply(model, "*") == 3
+        assert apply(model, "0", "2", "3") == 3
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a wrapped layer matches by its old name
+            assert apply(model, "0", "[23]") == 0
         wrappers = [model[i] for i in (0, 2, 3)]
         assert [other(model, "*") for other in APPLY] == [0, 0, 0]
         assert [model[i] for i in (0, 2, 3)] == wrappers
@@ -443,7 +452,7 @@ class TestFiles:
     def test_ownership_decides_not_the_name(self, tmp_path):
         model = nn.ModuleDict({"lora_A_projection": nn.Linear(4, 4), "plain": nn.Linear(4, 4)})
         model.lora_B = nn.Parameter(torch.zeros(3))
-        apply_lora_to(model, "lora_A_projection")
+        apply_lora_to(model, "lora_A_projection", freeze_base=True)
         path = save_lora_weights(model, tmp_path / "a.pt")
         assert sorted(torch.load(path, weights_only=True)) == [
             "lora_A_projection.lora_A",
@@ -476,18 +485,28 @@ class TestFiles:
     def test_unknown_keys_are_not_counted_and_no_wrapper_takes_none(self):
         model = net()
         state = {"0.lora_A": torch.zeros(8, 6), "elsewhere": torch.zeros(1)}
-        assert load_lora_weights(model, state) == 0
+        with pytest.warns(UserWarning, match="'0.lora_A', 'elsewhere' of the source were not"):
+            assert load_lora_weights(model, state) == 0
         apply_lora_to(model, "0")
-        assert load_lora_weights(model, state) == 1
+        with pytest.warns(UserWarning, match="the source") as caught:
+            assert load_lora_weights(model, state) == 1
+        assert [str(w.message).split(",")[0].split(" of the")[0] for w in caught] == [
+            "the source does not hold '0.lora_B'",
+            "'elsewhere'",
+        ]
+        assert {w.filename for w in caught} == {__file__}
 
     def test_a_module_without_adapters_saves_an_empty_file(self, tmp_path):
-        path = save_lora_weights(net(), tmp_path / "none.pt")
+        with pytest.warns(UserWarning, match="no LoRA layer; the file is empty"):
+            path = save_lora_weights(net(), tmp_path / "none.pt")
         assert torch.load(path, weights_only=True) == {}
 
     def test_doras_matrices_are_saved_and_its_magnitude_needs_the_full_state(self, tmp_path):
         model = net()
-        apply_dora_to(model, "0")
-        path = save_lora_weights(model, tmp_path / "dora.pt")
+        apply_dora_to(model, "0", freeze_base=True)
+        with pytest.warns(UserWarning, match="'0.magnitude' changed in training, or may") as caught:
+            path = save_lora_weights(model, tmp_path / "dora.pt")
+        assert caught[0].filename == __file__
         assert sorted(torch.load(path, weights_only=True)) == ["0.lora_A", "0.lora_B"]
         assert "0.magnitude" in model.state_dict()
 

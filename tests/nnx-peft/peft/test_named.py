@@ -207,7 +207,9 @@ def test_a_name_must_be_new_and_plain(name):
 def test_refusals_change_nothing():
     model = two()
     before = list(model.state_dict())
-    with pytest.raises(ValueError, match="no LoRA layer matches"):
+    with pytest.raises(
+        ValueError, match="'nothing' matches no LoRA layer; the closest names are '0', '2'"
+    ):
         add_adapter(model, "x", "nothing")
     with pytest.raises(ValueError, match="no layer has an adapter called 'german'"):
         set_adapter(model, "german")

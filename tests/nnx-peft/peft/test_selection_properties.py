@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nnx.peft import LoRALinear, apply_lora_to
 from torch import nn
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*matches no Linear", "ignore:.*match no Linear")
 
 NAMES = st.sampled_from(["a", "b", "base", "lora_A", "0"])
 PATTERNS = st.sampled_from(["*", "a", "*.a", "a.*", "*base", "?", "b.[0a]", "lora_*", "*.*.*"])

@@ -39,9 +39,7 @@ def _set(word: str, module: nn.Module, patterns: tuple[str, ...], *, trainable: 
     if not patterns:
         raise ValueError(f'{word} needs at least one name pattern; "*" takes every parameter')
     every = [name for several in names.values() for name in several]
-    warn_unmatched(
-        word, patterns, every, "parameter", consequence="It changed nothing", stacklevel=4
-    )
+    warn_unmatched(word, patterns, every, "parameter", consequence="It changed nothing")
     changed = [
         parameter
         for parameter, several in names.items()

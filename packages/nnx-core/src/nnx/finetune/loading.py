@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nnx.utils.caller import warn_caller
 from nnx.utils.modules import require_module, warn_unmatched
 from nnx.utils.topology import tensor_shape
 
@@ -134,18 +134,16 @@ def _warn_without_effect(
     starts = [f"{prefix}*"] if prefix else []
     said = warn_unmatched(
         "load_pretrained(prefix=...)", starts, state, "name of the source",
-        consequence="Nothing was stripped", stacklevel=4,
+        consequence="Nothing was stripped",
     )  # fmt: skip
     said |= warn_unmatched(
         "load_pretrained(key_map=...)", [f"{start}*" for start in key_map], stripped,
-        "name of the source", consequence="Nothing was renamed by it", stacklevel=4,
+        "name of the source", consequence="Nothing was renamed by it",
     )  # fmt: skip
     if renamed and target.keys().isdisjoint(renamed) and not said:
-        warnings.warn(
+        warn_caller(
             f"load_pretrained loaded nothing: the source has {_some(list(renamed))}, the target "
-            f"{_some(list(target))}. Map the names with prefix= or key_map=",
-            UserWarning,
-            stacklevel=3,
+            f"{_some(list(target))}. Map the names with prefix= or key_map="
         )
 
 

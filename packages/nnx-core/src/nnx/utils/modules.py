@@ -6,11 +6,11 @@ Duck-typed: importing this loads no torch.
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from nnx.utils.caller import warn_caller
 from nnx.utils.validation import show
 
 if TYPE_CHECKING:
@@ -93,15 +93,10 @@ def warn_unmatched(
     what: str,
     *,
     consequence: str,
-    stacklevel: int = 3,
 ) -> bool:
     """Warn about patterns without effect; say whether there were any."""
     names = list(names)
     missing = without_match(patterns, names)
     if missing:
-        warnings.warn(
-            f"{owner}: {describe_unmatched(missing, names, what)}. {consequence}",
-            UserWarning,
-            stacklevel=stacklevel,
-        )
+        warn_caller(f"{owner}: {describe_unmatched(missing, names, what)}. {consequence}")
     return bool(missing)

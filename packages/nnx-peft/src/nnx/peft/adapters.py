@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from nnx.utils import validation as check
@@ -31,6 +31,10 @@ class AdapterLayer(nn.Module):
         self.up = nn.Linear(bottleneck, dim)
         nn.init.zeros_(self.up.weight)
         nn.init.zeros_(self.up.bias)
+
+    def adapter_parameters(self) -> Iterator[nn.Parameter]:
+        """All of its parameters: what ``freeze_base=True`` leaves training."""
+        return self.parameters()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.up(self.act(self.down(x)))

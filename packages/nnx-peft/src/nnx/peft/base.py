@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ class AdaptedLayer(nn.Module):
     """
 
     merged: bool
+    adapted_child = "base"  # the child that this adapts
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -37,6 +38,12 @@ class AdaptedLayer(nn.Module):
 
     # The base parameters that merging changes.
     mergeable: tuple[str, ...] = ("weight",)
+
+    def adapter_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that this wrapper adds to its base."""
+        for name, parameter in self.named_parameters():
+            if not name.startswith("base."):
+                yield parameter
 
     def freeze_base(self) -> None:
         """The last step of construction, so that a failing one freezes nothing."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from nnx.peft.lora import LoRALinear
 from nnx.peft.low_rank import accumulate
-from nnx.peft.placement import select, wrap
+from nnx.peft.placement import adapt
 from torch import nn
 
 
@@ -92,13 +94,20 @@ def apply_dora_to(
     r: int = 8,
     alpha: float = 16.0,
     dropout: float = 0.0,
+    freeze_base: bool = False,
+    modules_to_save: Sequence[str] = (),
 ) -> int:
     """Wrap every matching ``nn.Linear`` of ``module`` with DoRA; return how many.
 
-    Selection, refusals and idempotence are those of
+    Selection, freezing, refusals and idempotence are those of
     :func:`nnx.peft.apply_lora_to`.
     """
-    return wrap(
-        select(module, name_patterns, kinds=(nn.Linear,)),
-        lambda base: DoRALinear(base, r=r, alpha=alpha, dropout=dropout),  # type: ignore[arg-type]
+    return adapt(
+        "apply_dora_to",
+        module,
+        name_patterns,
+        kinds=(nn.Linear,),
+        build=lambda base: DoRALinear(base, r=r, alpha=alpha, dropout=dropout),  # type: ignore[arg-type]
+        freeze_base=freeze_base,
+        modules_to_save=modules_to_save,
     )

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,17 @@ from nnx.peft.dora import DoRALinear
 from nnx.peft.lora import lora_wrapper
 from nnx.peft.lora_embedding import LoRAEmbedding
 from nnx.peft.low_rank import DEFAULT, LoRALayer, LowRank
+from nnx.peft.ownership import (
+    keys_below,
+    mark_travelling,
+    note_statistics,
+    travelling,
+    warn_loss,
+)
 from nnx.peft.placement import Slot, examine, meta_copy, slots, wrap
 from nnx.seeding import isolated_rng
 from nnx.utils.files import atomic_write
+from nnx.utils.modules import describe_unmatched, module_paths, require_module
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
@@ -28,6 +36,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _KINDS = (nn.Linear, nn.Conv2d, nn.Embedding)
 _MAGNITUDE = "lora_magnitude_vector"
+_SAVE = "save_peft_adapter"
 
 
 def save_peft_adapter(
@@ -41,14 +50,17 @@ def save_peft_adapter(
 
     ``directory`` gets ``adapter_config.json`` and ``adapter_model.safetensors``
     with the tensors of every LoRA (Linear, Conv2d, Embedding) or DoRA layer
-    that has ``adapter``. ``base_model`` is noted as the base's name. Ranks and
-    scales may differ between layers; PEFT keeps one dropout, so the largest is
-    written. Returns ``directory``.
+    that has ``adapter``, and the modules that ``modules_to_save`` named.
+    ``base_model`` is noted as the base's name. Ranks and scales may differ
+    between layers; PEFT keeps one dropout, so the largest is written. Returns
+    ``directory``.
 
     Raises ``ValueError`` before anything is written when no layer has the
-    adapter, when LoRA and DoRA layers are mixed, or for a dilated or
-    specially padded convolution, which PEFT computes differently.
+    adapter, when LoRA and DoRA layers are mixed, or for a dilated or specially
+    padded convolution, which PEFT computes differently. What trains and is not in
+    the files is warned about.
     """
+    saved = dict.fromkeys(path for path, _ in travelling(require_module(_SAVE, module)))
     layers = {
         path: layer
         for path, layer in module.named_modules()
@@ -60,7 +72,20 @@ def save_peft_adapter(
         low = layer.adapter(adapter)
         for key, value in _export_tensors(layer, low).items():
             tensors[f"{_PREFIX}{path}.{key}"] = value.detach().cpu().contiguous()
+    whole = keys_below(module, saved)
+    for key, value in module.state_dict().items():
+        if key in whole:
+            tensors[f"{_PREFIX}{key}"] = value.detach().cpu().clone()
+    held = {
+        f"{path}.{name}"
+        for path, layer in layers.items()
+        for name, p in layer.named_parameters()
+        if any(p is own for own in layer.owned_parameters(adapter))
+    }
+    way_out = "Adapt with freeze_base=True, or name their modules in modules_to_save"
+    warn_loss(module, whole | held, way_out=way_out)
     config = _export_config(module, layers, adapter, base_model)
+    config["modules_to_save"] = _exactly_saved(module, list(saved))
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     with atomic_write(target / WEIGHTS_FILE, "wb") as stream:
@@ -74,15 +99,18 @@ def load_peft_adapter(module: nn.Module, directory: str | os.PathLike[str]) -> i
     """Wrap ``module``'s layers as a PEFT LoRA checkpoint says and load it; return how many.
 
     The layers, their ranks and the tensors come from the weights file, scales
-    from the configuration. DoRA on Linears is read too. ``module`` is the plain
-    base: layers that are wrapped already are refused.
+    from the configuration. DoRA on Linears is read too, and so are modules that
+    were saved whole (``modules_to_save``), which train and travel here as well.
+    ``module`` is the plain base: layers that are wrapped already are refused.
 
     Raises ``ValueError``, and changes nothing, for a configuration that asks
-    for more than that (another method, trained biases, whole modules, ...), a
-    layer that ``module`` does not have, or a tensor of another shape.
+    for more than that (another method, trained biases, ...), a layer that
+    ``module`` does not have, or a tensor of another shape.
     """
     config, tensors = _read(Path(directory))
     _check_config(config)
+    saved = _saved_modules(module, config.get("modules_to_save") or ())
+    tensors, whole = _split_off(tensors, saved)
     parts = _group(tensors)
     chosen, problems = examine(module, list(parts), kinds=_KINDS)
     plans: dict[int, _Plan] = {}
@@ -91,13 +119,18 @@ def load_peft_adapter(module: nn.Module, directory: str | os.PathLike[str]) -> i
         plan = _Plan(slot, parts[path], *_hyperparameters(config, path, parts[path]))
         problems += [(path, problem) for problem in plan.problems()]
         plans[id(slot.module)] = plan
+    problems += _whole_problems(module, saved, whole)
     if problems:
         raise ValueError(
             f"the adapter in {os.fspath(directory)!r} does not fit this module:\n"
             + "\n".join(f"- {target!r}: {problem}" for target, problem in problems)
         )
     with isolated_rng():
-        return wrap(chosen, lambda layer: plans[id(layer)].build(layer))
+        count = wrap(chosen, lambda layer: plans[id(layer)].build(layer))
+    note_statistics(module)
+    mark_travelling(saved.values())
+    module.load_state_dict(whole, strict=False)
+    return count
 
 
 def _check_exportable(layers: Mapping[str, LoRALayer], adapter: str) -> None:
@@ -152,7 +185,6 @@ def _export_config(
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
-        "modules_to_save": None,
     }
 
 
@@ -169,9 +201,20 @@ def _targets(module: nn.Module, paths: list[str]) -> list[str] | str:
     return paths
 
 
+def _exactly_saved(module: nn.Module, paths: list[str]) -> list[str] | None:
+    """The names as PEFT will match them: by suffix, so each must be the suffix of one only."""
+    for path, _ in module_paths(module):
+        if path not in paths and path.endswith(tuple(paths)) and paths:
+            raise ValueError(
+                f"PEFT finds modules to save by the end of their names, and {path!r} ends like "
+                f"one of {paths}; it would be replaced too. Give the module another name"
+            )
+    return paths or None
+
+
 # Settings that do not change what a trained adapter computes on its base.
 _IGNORED = frozenset(
-    ["alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_dora", "use_rslora"]
+    ["alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_dora", "use_rslora"]
 )  # fmt: skip
 _REQUIRED: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
@@ -206,6 +249,48 @@ def _read(directory: Path) -> tuple[Mapping[str, Any], dict[str, torch.Tensor]]:
         return config, load_file(directory / WEIGHTS_FILE)
     except SafetensorError as error:
         raise ValueError(f"{directory / WEIGHTS_FILE} is no safetensors file: {error}") from error
+
+
+def _saved_modules(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+    """The modules that PEFT's suffixes name, by path."""
+    found = {
+        path: part for path, part in module_paths(module) if path and path.endswith(tuple(names))
+    }
+    # A part of one that is saved already comes with it.
+    outer = {p: m for p, m in found.items() if not any(p.startswith(f"{o}.") for o in found)}
+    missing = [name for name in names if not any(path.endswith(name) for path in outer)]
+    if missing:
+        unmatched = describe_unmatched(missing, [p for p, _ in module_paths(module) if p], "module")
+        raise ValueError(f"the adapter's modules_to_save: {unmatched}")
+    return outer
+
+
+def _split_off(
+    tensors: Mapping[str, torch.Tensor], saved: Mapping[str, nn.Module]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The adapters' tensors as they are, and those of whole modules by our names."""
+    rest, whole = {}, {}
+    for key, value in tensors.items():
+        name = key.removeprefix(_PREFIX)
+        if name.startswith(tuple(f"{path}." for path in saved)):
+            whole[name] = value
+        else:
+            rest[key] = value
+    return rest, whole
+
+
+def _whole_problems(
+    module: nn.Module, saved: Mapping[str, nn.Module], whole: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, str]]:
+    here = module.state_dict()
+    for key in sorted(keys_below(module, saved) | whole.keys()):
+        if key not in whole:
+            yield key, "it is saved whole, and the file does not hold it"
+        elif key not in here:
+            yield key, "the module has no such tensor"
+        elif here[key].shape != whole[key].shape:
+            found, wanted = tuple(whole[key].shape), tuple(here[key].shape)
+            yield key, f"the file's shape is {found}, the module's {wanted}"
 
 
 _KEY = re.compile(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 from nnx.peft.base import AdaptedLayer, floating_weight
 from nnx.peft.low_rank import accumulate
-from nnx.peft.ownership import Owners, Source, load_owned, save_owned
-from nnx.peft.placement import select, wrap
+from nnx.peft.ownership import Owners, Source, load_adapter, owned_keys, save_adapter
+from nnx.peft.placement import adapt
 from torch import nn
 
 
@@ -58,23 +59,45 @@ class IA3Linear(AdaptedLayer):
 IA3_TENSORS: Owners = ((IA3Linear, ("scaling",)),)
 
 
-def apply_ia3_to(module: nn.Module, *name_patterns: str) -> int:
+def apply_ia3_to(
+    module: nn.Module,
+    *name_patterns: str,
+    freeze_base: bool = False,
+    modules_to_save: Sequence[str] = (),
+) -> int:
     """Wrap every matching ``nn.Linear`` of ``module`` with IA3; return how many.
 
-    Selection, refusals and idempotence are those of
+    Selection, freezing, refusals and idempotence are those of
     :func:`nnx.peft.apply_lora_to`.
     """
-    return wrap(select(module, name_patterns, kinds=(nn.Linear,)), IA3Linear)  # type: ignore[arg-type]
+    return adapt(
+        "apply_ia3_to",
+        module,
+        name_patterns,
+        kinds=(nn.Linear,),
+        build=IA3Linear,  # type: ignore[arg-type]
+        freeze_base=freeze_base,
+        modules_to_save=modules_to_save,
+    )
 
 
-def save_ia3_weights(module: nn.Module, path: str | os.PathLike[str]) -> str:
-    """Write only the ``scaling`` of every IA3 layer; return ``path``."""
-    return save_owned(module, path, IA3_TENSORS)
+def save_ia3_weights(
+    module: nn.Module, path: str | os.PathLike[str], *, include_trainable: bool = False
+) -> str:
+    """Write the ``scaling`` of every IA3 layer; return ``path``.
+
+    What travels with it and what is refused: see :func:`nnx.peft.save_lora_weights`.
+    """
+    return save_adapter(
+        module, path, owned_keys(module, IA3_TENSORS),
+        what="IA3 layer", include_trainable=include_trainable,
+    )  # fmt: skip
 
 
-def load_ia3_weights(module: nn.Module, source: Source) -> int:
+def load_ia3_weights(module: nn.Module, source: Source, *, include_trainable: bool = False) -> int:
     """Load IA3 tensors into an already wrapped ``module``; return how many were taken.
 
     As :func:`nnx.peft.load_lora_weights`, for the ``scaling`` of IA3 layers.
     """
-    return load_owned(module, source, IA3_TENSORS)
+    owned = owned_keys(module, IA3_TENSORS)
+    return load_adapter(module, source, owned, include_trainable=include_trainable)

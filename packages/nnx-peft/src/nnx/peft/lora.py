@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ import torch.nn.functional as F
 from nnx.peft.lora_conv import LoRAConv2d
 from nnx.peft.lora_embedding import LoRAEmbedding
 from nnx.peft.low_rank import LoRALayer, LowRank, accumulate, as_input
-from nnx.peft.ownership import Owners, Source, load_owned, save_owned
-from nnx.peft.placement import select, wrap
+from nnx.peft.ownership import Owners, Source, load_adapter, owned_keys, save_adapter
+from nnx.peft.placement import adapt
 from torch import nn
 
 LORA_TENSORS: Owners = ((LowRank, ("lora_A", "lora_B")),)
@@ -94,39 +95,63 @@ def apply_lora_to(
     dropout: float = 0.0,
     rslora: bool = False,
     kinds: tuple[type[nn.Module], ...] = (nn.Linear,),
+    freeze_base: bool = False,
+    modules_to_save: Sequence[str] = (),
 ) -> int:
     """Wrap every matching layer of ``module`` with LoRA, in place; return how many.
 
     Patterns are ``fnmatch`` globs over dotted submodule names and are tried on
-    every path under which a layer is registered. ``kinds`` chooses among
-    ``nn.Linear``, ``nn.Conv2d`` and ``nn.Embedding``. Layers that are wrapped
-    already are left as they are.
+    every path under which a layer is registered; one that matches no layer is
+    warned about. ``kinds`` chooses among ``nn.Linear``, ``nn.Conv2d`` and
+    ``nn.Embedding``. Layers that are wrapped already are left as they are.
+
+    The base of each wrapped layer is frozen and the rest of ``module`` trains
+    on, unless ``freeze_base`` freezes all that no adapter owns. The modules that
+    ``modules_to_save`` names (globs; a new head, say) train whole and travel in
+    the adapter's file.
 
     Raises ``ValueError``, and changes nothing, without a pattern, for a
-    hyperparameter outside its domain, and when a selected layer has aliases or
-    is read directly by its parent.
+    hyperparameter outside its domain, when a selected layer has aliases or is
+    read directly by its parent, for a name in ``modules_to_save`` that is no
+    module, and with ``freeze_base`` when nothing matches.
     """
     options: dict[str, Any] = {"r": r, "alpha": alpha, "dropout": dropout, "rslora": rslora}
-    return wrap(
-        select(module, name_patterns, kinds=kinds),
-        lambda base: lora_wrapper(base)(base, **options),
+    return adapt(
+        "apply_lora_to",
+        module,
+        name_patterns,
+        kinds=kinds,
+        build=lambda base: lora_wrapper(base)(base, **options),
+        freeze_base=freeze_base,
+        modules_to_save=modules_to_save,
     )
 
 
-def save_lora_weights(module: nn.Module, path: str | os.PathLike[str]) -> str:
-    """Write only the ``lora_A`` / ``lora_B`` of every LoRA layer; return ``path``.
+def save_lora_weights(
+    module: nn.Module, path: str | os.PathLike[str], *, include_trainable: bool = False
+) -> str:
+    """Write the ``lora_A`` / ``lora_B`` of every LoRA layer; return ``path``.
 
-    A module without LoRA layers writes an empty file. DoRA's magnitude is not
-    part of it: keep the full ``state_dict()`` for DoRA.
+    The modules that ``modules_to_save`` named are written too, and with
+    ``include_trainable`` everything else that trains. Without it a trainable
+    tensor that the file would not hold is refused with a ``ValueError``; one
+    that another adapter owns (IA3's factors, DoRA's magnitude) is warned about.
+    A module without LoRA layers writes an empty file.
     """
-    return save_owned(module, path, LORA_TENSORS)
+    return save_adapter(
+        module, path, owned_keys(module, LORA_TENSORS),
+        what="LoRA layer", include_trainable=include_trainable,
+    )  # fmt: skip
 
 
-def load_lora_weights(module: nn.Module, source: Source) -> int:
+def load_lora_weights(module: nn.Module, source: Source, *, include_trainable: bool = False) -> int:
     """Load LoRA tensors into an already wrapped ``module``; return how many were taken.
 
-    ``source`` is a path or a state dict; only keys that a LoRA layer of
-    ``module`` owns are read. A tensor of another shape raises torch's
+    ``source`` is a path or a state dict; only keys that a LoRA layer or a module
+    of ``modules_to_save`` owns are read, with ``include_trainable`` all that is
+    not frozen here. What is left out on either side is warned about, except the
+    base of a full checkpoint. A tensor of another shape raises torch's
     size-mismatch ``RuntimeError``, and nothing is changed.
     """
-    return load_owned(module, source, LORA_TENSORS)
+    owned = owned_keys(module, LORA_TENSORS)
+    return load_adapter(module, source, owned, include_trainable=include_trainable)

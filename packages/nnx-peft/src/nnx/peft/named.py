@@ -10,6 +10,7 @@ from nnx.peft.dora import DoRALinear
 from nnx.peft.low_rank import DEFAULT, LoRALayer, NamedAdapter, check_hyperparameters
 from nnx.peft.placement import matcher
 from nnx.utils import validation as check
+from nnx.utils.modules import describe_unmatched, module_paths, require_module, without_match
 from torch import nn
 
 
@@ -42,15 +43,18 @@ def add_adapter(
     _check_new_name(module, name)
     matches = matcher(name_patterns or ("*",))
     chosen: dict[LoRALayer, str] = {}
-    for path, layer in module.named_modules(remove_duplicate=False):
+    for path, layer in module_paths(require_module("add_adapter", module)):
         if isinstance(layer, LoRALayer) and matches(path):
             chosen.setdefault(layer, path)
     for layer, path in chosen.items():
         if isinstance(layer, DoRALinear):
             raise ValueError(f"{path!r} is a DoRALinear, which holds one adapter only")
-    if not chosen:
+    paths = [path for path, layer in module_paths(module) if isinstance(layer, LoRALayer)]
+    missing = without_match(name_patterns or ("*",), paths)
+    if missing:
         raise ValueError(
-            f"no LoRA layer matches {list(name_patterns)}; wrap layers with apply_lora_to first"
+            f"{describe_unmatched(missing, paths, 'LoRA layer')}; wrap layers with apply_lora_to "
+            "first"
         )
     adapters = [
         NamedAdapter(layer, r=r, alpha=alpha, dropout=dropout, rslora=rslora) for layer in chosen

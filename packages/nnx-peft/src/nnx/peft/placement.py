@@ -11,6 +11,19 @@ from typing import Any
 
 import torch
 from nnx.peft.base import AdaptedLayer, floating_weight
+from nnx.peft.ownership import (
+    freeze_unowned,
+    mark_travelling,
+    note_statistics,
+    select_travelling,
+)
+from nnx.utils.modules import (
+    describe_unmatched,
+    module_paths,
+    require_module,
+    warn_unmatched,
+    without_match,
+)
 from torch import nn
 
 # Children whose parent reads their weight itself, so that a wrapper would be bypassed.
@@ -42,7 +55,7 @@ class Slot:
 def slots(root: nn.Module) -> list[Slot]:
     """Every registration slot below ``root``, with every path that reaches it."""
     found: dict[tuple[int, str], Slot] = {}
-    for prefix, parent in root.named_modules(remove_duplicate=False):
+    for prefix, parent in module_paths(root):
         for name, child in parent._modules.items():
             if child is not None:
                 slot = found.setdefault((id(parent), name), Slot(parent, name, child))
@@ -50,17 +63,68 @@ def slots(root: nn.Module) -> list[Slot]:
     return list(found.values())
 
 
+def adapt(
+    owner: str,
+    root: nn.Module,
+    patterns: Sequence[str],
+    *,
+    kinds: tuple[type[nn.Module], ...],
+    build: Callable[[nn.Module], nn.Module],
+    freeze_base: bool,
+    modules_to_save: Sequence[str],
+) -> int:
+    """What every ``apply_*_to`` does: select, wrap, and say what trains; all or nothing."""
+    matches = matcher(patterns)
+    every = slots(require_module(owner, root))
+    chosen = select(every, matches, kinds=kinds)
+    saved = select_travelling(root, modules_to_save, adapted=[slot.module for slot in chosen])
+    _check_patterns(owner, patterns, every, kinds, strict=freeze_base)
+    count = wrap(chosen, build)
+    note_statistics(root)
+    mark_travelling(saved)
+    if freeze_base:
+        freeze_unowned(root)
+    return count
+
+
+def _check_patterns(
+    owner: str,
+    patterns: Sequence[str],
+    every: Sequence[Slot],
+    kinds: tuple[type[nn.Module], ...],
+    *,
+    strict: bool,
+) -> None:
+    """Warn about a pattern without a layer; ``strict`` refuses when there is no layer at all."""
+    eligible = [
+        path
+        for slot in every
+        for layer in [slot.module.base if isinstance(slot.module, AdaptedLayer) else slot.module]
+        if isinstance(layer, kinds)
+        for path in slot.paths
+    ]
+    what = " or ".join(kind.__name__ for kind in kinds)
+    missing = without_match(patterns, eligible)
+    if strict and len(missing) == len(patterns):
+        raise ValueError(
+            f"{owner}(freeze_base=True): {describe_unmatched(missing, eligible, what)}, so nothing "
+            "would train"
+        )
+    warn_unmatched(owner, patterns, eligible, what, consequence="No layer was adapted for it")
+
+
 def select(
-    root: nn.Module, patterns: Sequence[str], *, kinds: tuple[type[nn.Module], ...]
+    every: Sequence[Slot],
+    matches: Callable[[str], bool],
+    *,
+    kinds: tuple[type[nn.Module], ...],
 ) -> list[Slot]:
-    """The slots whose module is one of ``kinds`` and of which a path matches a pattern.
+    """The slots whose module is one of ``kinds`` and of which a path matches.
 
     A layer that is the base of a wrapper already is skipped. Raises
-    ``ValueError``, before anything changes, when no pattern is given or when a
-    selected layer cannot be replaced.
+    ``ValueError``, before anything changes, when a selected layer cannot be
+    replaced.
     """
-    matches = matcher(patterns)
-    every = slots(root)
     chosen = [
         slot
         for slot in every

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nnx.peft.ownership import Source, load_keys, save_tensors
+from nnx.peft.ownership import Source, load_adapter, save_adapter
 from nnx.peft.transformer import placement_of, require_transformer
 from nnx.utils import validation as check
 from torch import nn
@@ -85,6 +85,9 @@ class PrefixTuner(nn.Module):
         yield from self.prefix_keys
         yield from self.prefix_values
 
+    adapter_parameters = trainable_parameters
+    adapted_child = "model"
+
     def _keys(self) -> list[str]:
         pairs = (("prefix_keys", self.prefix_keys), ("prefix_values", self.prefix_values))
         return [f"{name}.{i}" for name, tensors in pairs for i in range(len(tensors))]
@@ -109,15 +112,25 @@ def _new(block: Any, shape: tuple[int, ...]) -> nn.Parameter:
     return nn.Parameter(nn.init.normal_(tensor, std=0.02))
 
 
-def save_prefix_weights(tuner: PrefixTuner, path: str | os.PathLike[str]) -> str:
-    """Write only the prefix tensors; return ``path``."""
-    return save_tensors(tuner.prefix_state_dict(), path)
+def save_prefix_weights(
+    tuner: PrefixTuner, path: str | os.PathLike[str], *, include_trainable: bool = False
+) -> str:
+    """Write only the prefix tensors; return ``path``.
 
-
-def load_prefix_weights(tuner: PrefixTuner, source: Source) -> int:
-    """Load prefix tensors from a path or a state dict; return how many were taken.
-
-    A tensor of another shape raises torch's size-mismatch ``RuntimeError``, and
-    nothing is changed.
+    Refuses with a ``ValueError`` when more was unfrozen, which the file would not
+    hold, unless ``include_trainable`` puts it in.
     """
-    return load_keys(tuner, source, set(tuner._keys()))
+    return save_adapter(
+        tuner, path, tuner._keys(), what="prefix", include_trainable=include_trainable
+    )
+
+
+def load_prefix_weights(
+    tuner: PrefixTuner, source: Source, *, include_trainable: bool = False
+) -> int:
+    """Load the prefix tensors from a path or a state dict; return how many tensors were taken.
+
+    ``include_trainable`` reads all that is not frozen here. A tensor of another
+    shape raises torch's size-mismatch ``RuntimeError``, and nothing is changed.
+    """
+    return load_adapter(tuner, source, tuner._keys(), include_trainable=include_trainable)

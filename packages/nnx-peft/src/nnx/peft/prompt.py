@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nnx.peft.ownership import Source, load_keys, save_tensors
+from nnx.peft.ownership import Source, load_adapter, save_adapter
 from nnx.peft.transformer import placement_of, require_transformer
 from nnx.utils import validation as check
 from torch import nn
@@ -88,19 +88,30 @@ class PromptTuner(nn.Module):
         """The soft prompt, for an optimizer."""
         yield self.soft_prompt
 
+    adapter_parameters = trainable_parameters
+    adapted_child = "model"
+
     def extra_repr(self) -> str:
         return f"n_prompt_tokens={self.n_prompt_tokens}"
 
 
-def save_prompt_weights(tuner: PromptTuner, path: str | os.PathLike[str]) -> str:
-    """Write only the soft prompt; return ``path``."""
-    return save_tensors(tuner.prompt_state_dict(), path)
+def save_prompt_weights(
+    tuner: PromptTuner, path: str | os.PathLike[str], *, include_trainable: bool = False
+) -> str:
+    """Write only the soft prompt; return ``path``.
+
+    Refuses with a ``ValueError`` when more was unfrozen, which the file would not
+    hold, unless ``include_trainable`` puts it in.
+    """
+    return save_adapter(tuner, path, {_KEY}, what="prompt", include_trainable=include_trainable)
 
 
-def load_prompt_weights(tuner: PromptTuner, source: Source) -> int:
+def load_prompt_weights(
+    tuner: PromptTuner, source: Source, *, include_trainable: bool = False
+) -> int:
     """Load the soft prompt from a path or a state dict; return how many tensors were taken.
 
-    A tensor of another shape raises torch's size-mismatch ``RuntimeError``, and
-    nothing is changed.
+    ``include_trainable`` reads all that is not frozen here. A tensor of another
+    shape raises torch's size-mismatch ``RuntimeError``, and nothing is changed.
     """
-    return load_keys(tuner, source, {_KEY})
+    return load_adapter(tuner, source, {_KEY}, include_trainable=include_trainable)
