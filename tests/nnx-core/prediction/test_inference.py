@@ -11,7 +11,10 @@ import torch
 from nnx import (
     KeywordInputs,
     MetricSpec,
+    Nets,
+    NNModel,
     NNModelParams,
+    NNParams,
     PositionalInputs,
     PrecisionPolicy,
     PredictionValidationError,
@@ -404,11 +407,43 @@ def test_nan_outputs_are_reported_not_hidden(make_model):
     assert math.isnan(record.metrics["nll"])
 
 
-def test_soft_targets_have_a_loss_but_no_scores(make_model):
+@pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss()])
+def test_soft_targets_are_scored_by_what_they_decide(make_model, loss_fn):
+    net = nn.Linear(4, 3)
+    X, soft = torch.randn(40, 4), torch.rand(40, 3, generator=torch.Generator().manual_seed(3))
+    if isinstance(loss_fn, nn.CrossEntropyLoss):
+        soft = soft / soft.sum(1, keepdim=True)
+        truth, guess = soft.argmax(1), net(X).argmax(1)
+    else:
+        truth, guess = soft >= 0.5, net(X) >= 0
+    loader = DataLoader(TensorDataset(X, soft), batch_size=16)
+    model = make_model(loss_fn, net=net)
+    record = evaluate(model, loader, {"seen": lambda t, p: len(t)})
+    expected = precision_recall_fscore_support(truth, guess, average="macro", zero_division=0)
+    assert record.loss == pytest.approx(loss_fn(net(X), soft).item())
+    assert record.accuracy == pytest.approx(accuracy_score(truth, guess))
+    assert record.error == pytest.approx(1 - record.accuracy)
+    assert (record.precision, record.recall, record.f1) == pytest.approx(expected[:3])
+    assert record.extra == {"seen": 40}
+
+
+def test_declared_metrics_read_class_probabilities_as_targets(make_model):
+    net = nn.Linear(4, 3)
+    X, soft = torch.randn(30, 4), torch.rand(30, 3).softmax(1)
+    metrics = [MetricSpec(id) for id in ("nll", "brier", "accuracy", "f1")]
+    loader = DataLoader(TensorDataset(X, soft), batch_size=7)
+    found = evaluate(make_model(net=net), loader, metrics=metrics).metrics
+    chances = net(X).double().softmax(1)
+    assert found["nll"] == pytest.approx(-(soft * chances.log()).sum(1).mean().item())
+    assert found["brier"] == pytest.approx(((chances - soft) ** 2).sum(1).mean().item())
+    assert found["accuracy"] == pytest.approx(accuracy_score(soft.argmax(1), chances.argmax(1)))
+
+
+def test_targets_that_are_no_probabilities_have_a_loss_but_no_scores(make_model):
     model = make_model(nn.BCEWithLogitsLoss(), net=nn.Linear(4, 3))
-    X, soft = torch.randn(4, 4), torch.full((4, 3), 0.3)
-    record = evaluate(model, [(X, soft)], {"a": lambda t, p: 1 / 0})
-    expected = nn.functional.binary_cross_entropy_with_logits(model.net(X), soft).item()
+    X, beyond = torch.randn(4, 4), torch.full((4, 3), 1.5)
+    record = evaluate(model, [(X, beyond)], {"a": lambda t, p: 1 / 0})
+    expected = nn.functional.binary_cross_entropy_with_logits(model.net(X), beyond).item()
     assert record.loss == pytest.approx(expected)
     assert (record.accuracy, record.f1, record.error, record.extra) == (None, None, None, {})
 
@@ -454,10 +489,13 @@ def test_small_batches_counted_together_are_the_same_counts(make_model, sizes, i
 
 
 def test_batches_scored_in_different_ways_are_refused(make_model):
-    model = make_model(net=nn.Linear(4, 3))
+    class Either(nn.Module):
+        def forward(self, output, target):
+            return output.sum() * 0
+
     X, y, _ = data(4)
     with pytest.raises(ValueError, match="mixes batches scored by classes with batches"):
-        evaluate(model, [(X, y), (X, torch.full((4, 3), 1 / 3))])
+        evaluate(make_model(Either(), net=nn.Linear(4, 3)), [(X, y), (X, torch.zeros(4, 3))])
 
 
 @pytest.mark.parametrize(
@@ -496,3 +534,57 @@ def test_totals_of_several_processes_add_up_to_the_whole(make_model, loss_fn, ta
     for field in ("loss", "error", "accuracy", "f1", "recall", "precision"):
         assert getattr(mine, field) == pytest.approx(getattr(whole, field)), field
     assert mine.metrics == pytest.approx(whole.metrics)
+
+
+class Unread:
+    def __iter__(self):
+        raise AssertionError("the loader was read")
+
+
+@pytest.mark.parametrize(
+    ("task", "spec", "message"),
+    [
+        (None, ProbabilitySpec("categorical", 0), "class_axis=0 is not a class axis"),
+        (None, ProbabilitySpec("bernoulli", 0), "class_axis=0 is not a class axis"),
+        (TaskSpec.categorical(3), ProbabilitySpec("categorical", 1, ["a", "b"]),
+         "names 2 labels but the model has 3 outputs"),
+        (None, None, "declares no task"),
+        (None, "categorical", "must be a ProbabilitySpec"),
+    ],
+)  # fmt: skip
+def test_a_spec_that_cannot_fit_is_refused_before_the_loader_runs(make_model, task, spec, message):
+    with pytest.raises(PredictionValidationError, match=message):
+        predict_proba(make_model(task=task), Unread(), spec)
+
+
+def test_labels_are_compared_with_the_nets_outputs_before_the_loader_runs():
+    model = NNModel(
+        NNParams(input_dim=4, output_dim=3, hidden_dims=[], dropout_prob=0.0),
+        NNModelParams(net=Nets.FEED_FWD),
+    )
+    for call in (model.predict_proba, model.iter_predict):
+        with pytest.raises(PredictionValidationError, match="names 2 labels but the model has 3"):
+            call(Unread(), ProbabilitySpec("categorical", labels=["a", "b"]))
+
+
+def test_outputs_that_do_not_fit_a_spec_end_the_prediction_at_the_first_batch(make_model):
+    read = []
+
+    def batches():
+        for index in range(5):
+            read.append(index)
+            yield (torch.ones(2, 4),)
+
+    model = make_model(net=nn.Linear(4, 3))
+    with pytest.raises(PredictionValidationError, match="names 2 labels"):
+        predict_proba(model, batches(), ProbabilitySpec("categorical", labels=["a", "b"]))
+    assert read == [0]
+
+
+def test_probabilities_of_logits_that_are_not_finite_are_refused(make_model):
+    net = nn.Linear(4, 3)
+    nn.init.constant_(net.bias, math.inf)
+    for task, spec in ((TaskSpec.categorical(3), None), (None, ProbabilitySpec("bernoulli"))):
+        with pytest.raises(PredictionValidationError, match=r"logits\[0, 0\] is inf"):
+            predict_proba(make_model(task=task, net=net), torch.zeros(2, 4), spec)
+    assert np.isinf(predict(make_model(net=net), torch.zeros(2, 4)).logits).all()

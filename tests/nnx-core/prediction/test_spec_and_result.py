@@ -18,13 +18,14 @@ from nnx import (
     ("arguments", "message"),
     [
         (("softmax",), "'categorical' or 'bernoulli', not 'softmax'"),
-        (("categorical", 0), "other than 0 .the samples., not 0"),
         (("categorical", 1.0), "must be an integer"),
         (("categorical", True), "must be an integer"),
         (("categorical", -1, "ab"), "sequence of non-empty names"),
         (("categorical", -1, ["a", "a"]), "must be distinct"),
         (("categorical", -1, []), "at least one"),
         (("categorical", -1, ["a", 1]), "sequence of non-empty names"),
+        (("categorical", -1, {"a": 0, "b": 1}), "sequence of non-empty names"),
+        (("categorical", -1, {"a", "b"}), "sequence of non-empty names"),
     ],
 )
 def test_a_wrong_declaration_is_refused(arguments, message):
@@ -44,7 +45,11 @@ def test_a_spec_round_trips_and_is_hashable():
 def test_the_class_axis_is_resolved_from_either_end():
     assert ProbabilitySpec("categorical").resolve_class_axis(3) == 2
     assert ProbabilitySpec("categorical", 1).resolve_class_axis(3) == 1
-    for spec, ndim in ((ProbabilitySpec("categorical", 2), 2), (ProbabilitySpec("categorical"), 1)):
+    for spec, ndim in (
+        (ProbabilitySpec("categorical", 2), 2),
+        (ProbabilitySpec("categorical"), 1),
+        (ProbabilitySpec("categorical", 0), 2),  # can be built, and fits no output
+    ):
         with pytest.raises(PredictionValidationError, match="not a class axis"):
             spec.resolve_class_axis(ndim)
 
@@ -109,6 +114,13 @@ def test_another_class_axis_is_normalized():
         (np.zeros((2, 2), complex), ProbabilitySpec("categorical"), None, "must be real numbers"),
         (np.float64(1), ProbabilitySpec("bernoulli"), None, "must be real numbers"),
         (np.zeros((2, 2)), "categorical", None, "must be a ProbabilitySpec, not str"),
+        (np.zeros((2, 2)), ProbabilitySpec("categorical", 0), None, "class_axis=0 is not a class axis"),
+        (np.zeros((2, 1)), ProbabilitySpec("categorical"), None, "have one class on axis 1"),
+        (np.zeros((2, 1)), ProbabilitySpec("categorical", labels=["a"]), None, "have one class"),
+        (np.zeros((2, 2)), ProbabilitySpec("categorical"), [0.0, 1.0], "integers or text, not float64"),
+        (np.zeros((2, 2)), ProbabilitySpec("categorical"), [True, False], "integers or text, not bool"),
+        (np.array([[0.0, -np.inf]]), ProbabilitySpec("categorical"), None, r"logits\[0, 1\] is -inf"),
+        (np.array([[0.0], [np.nan]]), ProbabilitySpec("bernoulli"), None, r"logits\[1, 0\] is nan"),
     ],
 )  # fmt: skip
 def test_logits_that_do_not_fit_are_refused(logits, spec, ids, message):
@@ -123,15 +135,27 @@ def test_a_result_without_labels_says_so():
         result.decoded_labels()
 
 
-def test_a_masked_class_is_impossible_and_an_unknown_row_stays_unknown():
-    result = prediction_from_logits(
-        np.array([[0.0, -np.inf], [np.nan, 0.0]]), ProbabilitySpec("categorical")
-    )
-    assert result.probabilities[0].tolist() == [1.0, 0.0]
-    assert np.isnan(result.probabilities[1]).all()
-    assert (
-        prediction_from_logits(
-            torch.zeros(2, 3, dtype=torch.bfloat16), ProbabilitySpec("categorical")
-        ).probabilities.dtype
-        == np.float32
-    )
+@pytest.mark.parametrize(
+    ("logits", "dtype"),
+    [
+        (torch.zeros(2, 3, dtype=torch.bfloat16), np.float32),
+        (np.zeros((2, 3), np.float16), np.float16),
+        (np.zeros((2, 3), int), np.float64),
+        (np.zeros((2, 3), ">f4"), ">f4"),
+        (np.zeros((3, 2), np.float32).T[::-1], np.float32),
+        (np.zeros((2, 3), np.longdouble), np.float64),
+    ],
+)
+def test_any_real_array_has_probabilities(logits, dtype):
+    if isinstance(logits, np.ndarray):
+        logits.flags.writeable = False
+    result = prediction_from_logits(logits, ProbabilitySpec("categorical"))
+    assert result.probabilities.dtype == dtype
+    assert np.allclose(result.probabilities, 1 / 3, atol=1e-3)
+
+
+def test_one_yes_or_no_output_has_one_label():
+    spec = ProbabilitySpec("bernoulli", labels=["spam"])
+    result = prediction_from_logits(np.array([[2.0], [-2.0]]), spec, sample_ids=["m1", "m2"])
+    assert result.decoded_labels().tolist() == [("spam",), ()]
+    assert result.sample_ids.tolist() == ["m1", "m2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 
@@ -229,3 +230,14 @@ def test_any_iterator_can_be_a_stream():
     stream = PredictionStream(iter([1, 2]))
     assert list(stream) == [1, 2]
     assert stream.closed
+
+
+def test_probabilities_are_kept_or_the_join_is_refused(model):
+    rich = list(model_stream(model, spec=SPEC))
+    whole = concatenate_predictions(rich)
+    assert np.array_equal(whole.probabilities, np.concatenate([r.probabilities for r in rich]))
+    without = dataclasses.replace(rich[1], probabilities=None)
+    for parts in ([rich[0], without], [without, rich[0]]):
+        with pytest.raises(ValueError, match="with probabilities and predictions without"):
+            concatenate_predictions(parts)
+    assert concatenate_predictions([without, without]).probabilities is None

@@ -111,15 +111,23 @@ def test_a_models_binary_loss_is_thresholded_row_by_row(make_model):
     )
 
 
-def test_soft_binary_targets_have_a_loss_but_no_scores(make_model):
+def test_soft_binary_targets_are_scored_by_what_they_decide(make_model):
     model = make_model(nn.BCEWithLogitsLoss())
     recorder = EpochRecorder(model)
     hard = (torch.ones(2, 3), torch.ones(2, 3))
+    beyond = (torch.ones(2, 3), torch.full((2, 3), 1.5))
     record(recorder, model, *hard)
-    record(recorder, model, torch.randn(2, 3), torch.full((2, 3), 0.1))
+    record(
+        recorder,
+        model,
+        torch.tensor([[1.0, -1.0], [1.0, 1.0]]),
+        torch.tensor([[0.9, 0.2], [0.6, 0.1]]),
+    )
+    record(recorder, model, *beyond)  # no probabilities: a loss, and nothing to score
     record(recorder, model, *hard)
-    first, soft, last = recorder.take()
-    assert soft == NNEvaluationDataPoint(loss=0.5)
+    first, soft, unscored, last = recorder.take()
+    assert (soft.accuracy, soft.error) == (0.5, 0.5)
+    assert unscored == NNEvaluationDataPoint(loss=0.5)
     assert (first.accuracy, first.f1) == (1.0, 1.0)
     assert first == last
 
@@ -131,11 +139,19 @@ def test_a_regression_loss_without_a_task_records_the_loss_alone(make_model):
     assert recorder.take() == [NNEvaluationDataPoint(loss=0.75)]
 
 
-def test_class_probabilities_as_targets_record_the_loss_alone(make_model):
+def test_class_probabilities_as_targets_are_scored_by_their_likeliest_class(make_model):
     model = make_model()
-    recorder = EpochRecorder(model)
-    record(recorder, model, torch.randn(4, 3), torch.full((4, 3), 1 / 3))
-    assert recorder.take() == [NNEvaluationDataPoint(loss=0.5)]
+    recorder = EpochRecorder(model, summarize=True)
+    output, soft = torch.eye(3), torch.tensor([[0.6, 0.4, 0], [0.1, 0.9, 0], [0, 0.8, 0.2]])
+    record(recorder, model, output, soft)
+    record(recorder, model, output, torch.tensor([0, 1, 2]))  # a hard batch beside it
+    soft, hard = recorder.take()
+    assert (soft.accuracy, soft.error) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    assert soft.f1 == pytest.approx(
+        f1_score([0, 1, 1], [0, 1, 2], average="macro", zero_division=0)
+    )
+    assert hard.accuracy == 1.0
+    assert recorder.summary().error == pytest.approx(1 / 6)
 
 
 @pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss(), nn.MSELoss()])

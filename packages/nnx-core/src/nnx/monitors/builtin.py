@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch.nn import functional
 from nnx.monitors.registry import MetricDefinition
 from nnx.tasks.counts import ClassCounts, wide
 from nnx.tasks.scores import check_average
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class BuiltinAccumulator:
@@ -29,6 +33,10 @@ class BuiltinAccumulator:
 
     def merge(self, other: Any) -> None:
         raise NotImplementedError
+
+    def copy(self) -> Self:
+        """Another accumulator with the same sums."""
+        return copy.deepcopy(self)
 
     def state(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -63,6 +71,9 @@ class MeanAccumulator(BuiltinAccumulator):
             return None
         total, count = self._sums.tolist()
         return total / count if count else None
+
+    def copy(self) -> Self:
+        return copy.copy(self)  # sums are replaced, never changed
 
     def merge(self, other: Any) -> None:
         if other._sums is not None:
@@ -100,6 +111,9 @@ class NegativeLogLikelihood(MeanAccumulator):
         if logits.ndim == 1:
             target = wide(target)
             values = functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        elif target.ndim == 2:  # a share of 0 takes nothing of a class that is impossible
+            shares, logs = wide(target), functional.log_softmax(logits, 1)
+            values = -torch.where(shares == 0, 0, shares * logs).sum(1)
         else:
             values = -_picked(functional.log_softmax(logits, 1), target)
         self._add(values, valid)

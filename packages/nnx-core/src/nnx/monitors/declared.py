@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from nnx.models import Model
-from nnx.monitors.builtin import F1, BuiltinAccumulator, NegativeLogLikelihood, as_numpy
+from nnx.monitors.views import Views, feed
 from nnx.params.registered import MetricSpec
-from nnx.tasks.semantics import BERNOULLI, CATEGORICAL, DECODED, Semantics
+from nnx.tasks.semantics import BERNOULLI, Semantics
 
 _NEEDS = {
     "labels": "decoded labels need a classification model",
@@ -74,55 +73,6 @@ def check_inputs(metrics: Iterable[MetricSpec], semantics: Semantics | None, *, 
                 )
 
 
-class Views:
-    """One batch as metrics read it, each view made when it is first read.
-
-    Of raw outputs: ``target`` and ``valid`` are ``(n,)``; ``logits`` are
-    ``(n, C)`` when categorical, else ``(n,)``.
-    """
-
-    def __init__(
-        self,
-        semantics: Semantics,
-        output: torch.Tensor,
-        target: torch.Tensor,
-        valid: torch.Tensor | None,
-    ) -> None:
-        self._semantics = semantics
-        output = output.detach()
-        if semantics.kind in (CATEGORICAL, DECODED):
-            self.logits = output.movedim(1, -1).reshape(-1, output.shape[1])
-        else:
-            self.logits = output.reshape(-1)
-        self.target = target.reshape(-1)
-        if len(self.target) != len(self.logits):
-            raise ValueError(
-                f"targets of shape {tuple(target.shape)} do not fit {semantics.kind} outputs of "
-                f"shape {tuple(output.shape)}"
-            )
-        self.valid = None if valid is None else valid.reshape(-1)
-        if semantics.ignored is not None:
-            kept = self.target != semantics.ignored
-            self.valid = kept if self.valid is None else self.valid & kept
-            self.target = torch.where(kept, self.target, 0)
-
-    @property
-    def width(self) -> int:
-        return self.logits.shape[1] if self.logits.ndim == 2 else 2
-
-    @cached_property
-    def labels(self) -> torch.Tensor:
-        return self._semantics.decide(self.logits)
-
-    @cached_property
-    def probabilities(self) -> torch.Tensor:
-        return self._semantics.probabilities(self.logits)
-
-    @property
-    def continuous(self) -> torch.Tensor:
-        return self.logits
-
-
 class MetricSet:
     """Fresh accumulators of several declared metrics, updated together."""
 
@@ -139,7 +89,7 @@ class MetricSet:
             return
         views = Views(self.semantics, output, target, valid)
         for _, reads, accumulator in self._parts:
-            self._feed(accumulator, reads, views)
+            feed(accumulator, reads, views, trusted=self.semantics.trusted)
 
     def values(self) -> dict[str, float]:
         """The value of each metric that has one, by name."""
@@ -170,22 +120,6 @@ class MetricSet:
     def load_state(self, states: list[dict[str, Any]]) -> None:
         for (_, _, part), state in zip(self._parts, states):
             part.load_state(state)
-
-    def _feed(self, accumulator: Any, reads: str, views: Views) -> None:
-        if isinstance(accumulator, NegativeLogLikelihood):
-            accumulator.update_logits(views.target, views.logits, views.valid)
-            return
-        prediction = getattr(views, reads)
-        if isinstance(accumulator, F1):
-            accumulator.expect(views.width, trusted=self.semantics.trusted)
-        if isinstance(accumulator, BuiltinAccumulator):
-            accumulator.update(views.target, prediction, views.valid)
-            return
-        target = views.target
-        if views.valid is not None:
-            target, prediction = target[views.valid], prediction[views.valid]
-        if len(target):
-            accumulator.update(as_numpy(target), as_numpy(prediction))
 
 
 def _refuse_stateless(spec: MetricSpec, accumulator: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ class ProbabilitySpec:
     """``kind`` "categorical" (softmax over ``class_axis``) or "bernoulli" (element-wise sigmoid).
 
     ``class_axis`` is the axis of classes or labels, counted from the end when
-    negative; axis 0 holds the samples. ``labels`` names its entries in order.
+    negative; axis 0 holds the samples, so no outputs fit ``class_axis=0``.
+    ``labels`` names its entries in order.
     """
 
     kind: str
@@ -30,10 +31,9 @@ class ProbabilitySpec:
             raise PredictionValidationError(
                 f"ProbabilitySpec.kind must be {' or '.join(map(repr, KINDS))}, not {kind!r}"
             )
-        if isinstance(class_axis, bool) or not isinstance(class_axis, int) or class_axis == 0:
+        if isinstance(class_axis, bool) or not isinstance(class_axis, int):
             raise PredictionValidationError(
-                "ProbabilitySpec.class_axis must be an integer other than 0 (the samples), "
-                f"not {class_axis!r}"
+                f"ProbabilitySpec.class_axis must be an integer, not {class_axis!r}"
             )
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "class_axis", class_axis)
@@ -68,7 +68,8 @@ class ProbabilitySpec:
 
 
 def _labels(labels: Any) -> tuple[str, ...]:
-    if isinstance(labels, str) or not all(isinstance(name, str) and name for name in labels):
+    ordered = not isinstance(labels, (str, bytes, Mapping, Set))
+    if not ordered or not all(isinstance(name, str) and name for name in labels):
         raise PredictionValidationError(
             f"ProbabilitySpec.labels must be a sequence of non-empty names, not {labels!r}"
         )

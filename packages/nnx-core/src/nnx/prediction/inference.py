@@ -14,10 +14,16 @@ from nnx.models import Model
 from nnx.monitors.declared import MetricSet, check_metrics
 from nnx.params.registered import MetricSpec
 from nnx.prediction import batches
-from nnx.prediction.result import PredictionResult, PredictResult, prediction_from_logits
+from nnx.prediction.result import (
+    PredictionResult,
+    PredictResult,
+    check_logits,
+    prediction_from_logits,
+)
 from nnx.prediction.spec import PredictionValidationError, ProbabilitySpec
 from nnx.records import NNEvaluationDataPoint
 from nnx.tasks.accumulator import ScoreAccumulator, task_record
+from nnx.tasks.adapters import writes_sequences
 from nnx.tasks.counts import tensor_of, wide
 from nnx.tasks.decoding import decode_batch
 from nnx.tasks.losses import supervised_terms
@@ -162,7 +168,7 @@ def predict(model: Model, X: Any) -> PredictResult:
 def predict_proba(model: Model, X: Any, spec: ProbabilitySpec | None = None) -> PredictionResult:
     """Logits, probabilities, decisions and sample ids of the same inputs as :func:`predict`."""
     check_spec(model, spec)
-    parts = _some(list(_outputs(model, X, with_ids=True)))
+    parts = _some(list(_outputs(model, X, spec, with_ids=True)))
     logits = _joined([logits for logits, _ in parts])
     return build_result(model, logits, _joined([ids for _, ids in parts]), spec)
 
@@ -173,10 +179,27 @@ def check_spec(model: Model, spec: ProbabilitySpec | None) -> None:
         raise PredictionValidationError(
             f"spec must be a ProbabilitySpec, not {type(spec).__name__}"
         )
+    if spec is not None:
+        _check_declared(model, spec)
     if spec is None and model.task_adapter is None:
         raise PredictionValidationError(
             "the model declares no task, so say what its outputs mean: "
             'ProbabilitySpec("categorical") or ProbabilitySpec("bernoulli")'
+        )
+
+
+def _check_declared(model: Model, spec: ProbabilitySpec) -> None:
+    """Refuse what no output of this model can fit, as far as the model says."""
+    if spec.class_axis == 0:
+        spec.resolve_class_axis(2)
+    width, adapter = None, model.task_adapter
+    if adapter is not None and spec.class_axis == 1:
+        width = adapter.spec.num_outputs
+    elif not writes_sequences(model.params.net) and spec.class_axis in (1, -1):
+        width = getattr(model.net_params, "output_dim", None)  # of a net whose output is (N, C)
+    if None not in (width, spec.labels) and width != len(spec.labels or ()):
+        raise PredictionValidationError(
+            f"the spec names {len(spec.labels or ())} labels but the model has {width} outputs"
         )
 
 
@@ -213,7 +236,7 @@ def to_array(output: torch.Tensor) -> np.ndarray:
 
 
 def _outputs(
-    model: Model, X: Any, *, with_ids: bool = False
+    model: Model, X: Any, spec: ProbabilitySpec | None = None, *, with_ids: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """(logits, sample ids) of each batch; the net is in eval mode until the last one."""
     ids = batches.SampleIds(model, X)
@@ -222,7 +245,10 @@ def _outputs(
     with eval_mode(model.net), batches.inference_context(model):
         for batch in source:
             output = batches.forward_inputs(model, batch, in_memory=in_memory)
-            yield to_array(output), ids.of(batch, len(output)) if with_ids else None
+            logits = to_array(output)
+            if spec is not None:  # refused at the first batch, not after the last one
+                check_logits(logits, spec)
+            yield logits, ids.of(batch, len(output)) if with_ids else None
 
 
 def _some(parts: list[Any]) -> list[Any]:

@@ -97,7 +97,8 @@ def prediction_from_logits(
     ``logits`` is an array or tensor ``(N, ...)``; ``sample_ids`` defaults to
     the row numbers. Ties and rounding never change a categorical decision: it
     is the argmax of the logits. Raises ``PredictionValidationError`` when the
-    logits do not fit ``spec``.
+    logits do not fit ``spec`` or are not finite, and for ids that are not one
+    integer or text for each row.
     """
     if not isinstance(spec, ProbabilitySpec):
         raise PredictionValidationError(
@@ -128,9 +129,7 @@ def _result(
     ids, tensor = _sample_ids(sample_ids, len(logits)), tensor_of(logits)
     probabilities, axis = None, 1
     if spec is not None:
-        _check_width(logits, spec)
-        if spec.kind == CATEGORICAL:
-            axis = spec.resolve_class_axis(logits.ndim)
+        axis = check_logits(logits, spec)
         exact = semantics.probabilities(tensor, axis)
         probabilities = exact.numpy().astype(logits.dtype, copy=False)
     if decoded is None:
@@ -164,14 +163,16 @@ def _sample_ids(sample_ids: Any, rows: int) -> np.ndarray:
         raise PredictionValidationError(
             f"sample_ids must have one id for each of the {rows} rows, not shape {ids.shape}"
         )
+    if ids.dtype.kind not in "iuUSO":
+        raise PredictionValidationError(f"sample_ids must be integers or text, not {ids.dtype}")
     return ids
 
 
-def _check_width(values: np.ndarray, spec: ProbabilitySpec) -> None:
-    if spec.kind == "bernoulli" and values.ndim == 1:
-        width = 1
-    else:
-        width = values.shape[spec.resolve_class_axis(values.ndim)]
+def check_logits(values: np.ndarray, spec: ProbabilitySpec) -> int:
+    """Refuse logits that ``spec`` does not fit; their class axis, from the front."""
+    single = spec.kind != CATEGORICAL and values.ndim == 1
+    axis = 0 if single else spec.resolve_class_axis(values.ndim)
+    width = 1 if single else values.shape[axis]
     if width == 0:
         raise PredictionValidationError("the class axis of the logits is empty")
     if spec.labels is not None and len(spec.labels) != width:
@@ -179,3 +180,15 @@ def _check_width(values: np.ndarray, spec: ProbabilitySpec) -> None:
             f"the spec names {len(spec.labels)} labels but the class axis of logits "
             f"{values.shape} has {width}"
         )
+    if width == 1 and spec.kind == CATEGORICAL:
+        raise PredictionValidationError(
+            f"categorical logits of shape {values.shape} have one class on axis {axis}, which is "
+            'no choice; one yes/no output is ProbabilitySpec("bernoulli")'
+        )
+    finite = np.isfinite(values)
+    if not finite.all():
+        first = tuple(np.argwhere(~finite)[0].tolist())
+        raise PredictionValidationError(
+            f"logits must be finite to become probabilities; logits{list(first)} is {values[first]}"
+        )
+    return axis

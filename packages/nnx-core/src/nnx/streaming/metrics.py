@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
-from nnx.monitors.builtin import F1, BuiltinAccumulator
-from nnx.monitors.declared import Views, check_inputs
+from nnx.monitors.builtin import BuiltinAccumulator
+from nnx.monitors.declared import check_inputs
+from nnx.monitors.views import BatchViews, feed
 from nnx.params.registered import MetricSpec
 from nnx.params.task import TaskSpec
-from nnx.streaming.inputs import ARGUMENTS, GivenViews, check_range, check_width, target_mask
+from nnx.streaming.inputs import ARGUMENTS, given_views, logit_views
 from nnx.tasks.semantics import SEMANTICS, Semantics
 from nnx.utils import validation as check
 from nnx.utils.jsonlike import FrozenDict
@@ -145,39 +145,24 @@ class StreamingMetrics:
     ) -> int:
         """Add a batch of arrays or tensors; returns how many samples were scored.
 
-        Categorical: ``target`` ``(N, ...)`` class indices (or ``(N, C)`` class
-        probabilities for metrics of probabilities), ``probabilities``
-        ``(N, C, ...)``, ``labels`` like the indices. Otherwise everything has
-        the shape of ``target``. ``valid`` masks entries of ``target``; NaN
-        targets and ``ignore_index`` are masked too. Nothing is added when any
-        input is refused.
+        Categorical: ``target`` ``(N, ...)`` class indices or ``(N, C, ...)`` class
+        probabilities, ``probabilities`` ``(N, C, ...)``, ``labels`` ``(N, ...)``.
+        Otherwise everything has the shape of ``target``. Metrics of labels read the
+        probabilities' decisions where no ``labels`` are given, and compare soft
+        targets by what those decide. ``valid`` masks targets; NaN and
+        ``ignore_index`` are masked too. Nothing is added when any input is refused
+        or a metric raises.
         """
         given = {"probabilities": probabilities, "labels": labels, "continuous": values}
-        needed = {spec.input for spec in self._metrics}
-        for reads in sorted(needed):
-            if given[reads] is None:
+        for reads in sorted({spec.input for spec in self._metrics}):
+            derived = reads == "labels" and probabilities is not None
+            if given[reads] is None and not derived:
                 raise ValueError(f"update() needs {ARGUMENTS[reads]}= for the declared metrics")
-        batch = GivenViews(self._semantics, target, given, valid, self._num_outputs)
-        return self._add(batch)
+        return self._add(given_views(self._semantics, target, given, valid, self._num_outputs))
 
     def update_logits(self, target: Any, logits: Any, *, valid: Any = None) -> int:
         """Add a batch of raw outputs ``(N, C, ...)``, decoded as ``evaluate()`` decodes them."""
-        output, actual = torch.as_tensor(logits).detach(), torch.as_tensor(target)
-        if not output.is_floating_point():
-            raise ValueError(f"logits must be floating, not {output.dtype}")
-        if self.semantics == "categorical" and output.ndim < 2:
-            raise ValueError(f"categorical logits must be (N, C, ...), not {tuple(output.shape)}")
-        axis = 1 if output.ndim > 1 else 0
-        width = output.shape[axis] if output.ndim > 1 else 1
-        check_width(width, self._num_outputs)
-        mask = target_mask(actual, valid, self._semantics)
-        if self.semantics == "categorical" and actual.is_floating_point():
-            raise ValueError("categorical targets of logits must be class indices")
-        views = Views(self._semantics, output, torch.where(mask, actual, 0), mask)
-        check_range(self._semantics, views.target, views.valid, width)
-        added = self._add(views)
-        self._num_outputs = self._num_outputs if self._num_outputs is not None else width
-        return added
+        return self._add(logit_views(self._semantics, target, logits, valid, self._num_outputs))
 
     def merge(self, other: StreamingMetrics) -> StreamingMetrics:
         """A new accumulation over the samples of both, independent of either.
@@ -196,8 +181,13 @@ class StreamingMetrics:
         if merged._num_outputs is None:
             merged._num_outputs = other._num_outputs
         merged._parts = [copy.deepcopy(part) for part in self._parts]
-        for part, theirs in zip(merged._parts, other._parts):
-            part.merge(copy.deepcopy(theirs))
+        for spec, part, theirs in zip(self._metrics, merged._parts, other._parts):
+            returned = part.merge(copy.deepcopy(theirs))
+            if returned is not None and returned is not part:
+                raise MetricMergeError(
+                    f"the accumulator of {spec.id}@v{spec.version} must merge in place and return "
+                    f"None; its merge(other) returned {type(returned).__name__}"
+                )
         merged._count = self._count + other._count
         return merged
 
@@ -223,26 +213,19 @@ class StreamingMetrics:
             )
         return _Stored(spec)
 
-    def _add(self, batch: Any) -> int:
-        valid = batch.valid
-        kept = len(batch.target) if valid is None else int(valid.sum())
+    def _add(self, batch: BatchViews) -> int:
+        assert batch.valid is not None
+        kept = int(batch.valid.sum())
         if not kept:
             return 0
-        for spec, part in zip(self._metrics, self._parts):
-            prediction = getattr(batch, spec.input)
-            if isinstance(part, BuiltinAccumulator):
-                if isinstance(part, F1) and self._num_outputs is not None:
-                    width = self._num_outputs if self.semantics == "categorical" else 2
-                    part.expect(width, trusted=False)
-                if hasattr(part, "update_logits") and isinstance(batch, Views):
-                    part.update_logits(batch.target, batch.logits, valid)
-                else:
-                    part.update(batch.target, prediction, valid)
-                continue
-            target = batch.target if valid is None else batch.target[valid]
-            prediction = prediction if valid is None else prediction[valid]
-            part.update(target.cpu().numpy(), prediction.detach().cpu().numpy())
-        self._count += kept
+        # A metric that raises must not leave a batch counted in part: all are fed apart first.
+        fed = [_apart(part) for part in self._parts]
+        last = sorted(zip(self._metrics, fed), key=lambda pair: isinstance(pair[1], _Stored))
+        for spec, part in last:
+            feed(part, spec.input, batch, trusted=False)
+        self._parts, self._count = fed, self._count + kept
+        if batch.outputs is not None:
+            self._num_outputs = batch.outputs
         return kept
 
     def _schema(self, other: StreamingMetrics) -> list[tuple[str, Any, Any]]:
@@ -269,6 +252,13 @@ def is_bounded(spec: MetricSpec) -> bool:
 def _stores(accumulator: Any) -> bool:
     mergeable = callable(getattr(accumulator, "merge", None))
     return not mergeable or bool(getattr(accumulator, "stores_scores", False))
+
+
+def _apart(part: Any) -> Any:
+    """A copy to feed; what only keeps its inputs cannot raise, and is fed last as it is."""
+    if isinstance(part, _Stored):
+        return part
+    return part.copy() if isinstance(part, BuiltinAccumulator) else copy.deepcopy(part)
 
 
 class _Stored:

@@ -124,9 +124,14 @@ def concatenate_predictions(
         )
     if any(part.spec != first.spec for part in parts):  # type: ignore[union-attr]
         raise ValueError("cannot concatenate predictions made under different specs")
+    unknown = [part.probabilities is None for part in parts]  # type: ignore[union-attr]
+    if any(unknown) and not all(unknown):
+        raise ValueError(
+            "cannot concatenate predictions with probabilities and predictions without"
+        )
     return PredictionResult(
         logits=_column(parts, "logits"),
-        probabilities=None if first.probabilities is None else _column(parts, "probabilities"),
+        probabilities=None if all(unknown) else _column(parts, "probabilities"),
         decoded=_column(parts, "decoded"),
         sample_ids=_column(parts, "sample_ids"),
         spec=first.spec,

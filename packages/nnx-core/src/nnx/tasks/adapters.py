@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nnx.records import NNEvaluationDataPoint
     from nnx.tasks.accumulator import TaskMetricAccumulator
 
-_OUT_OF_SCOPE = ("transformer", "vit")
-
 
 class TaskValidationError(ValueError):
     """A batch, loss or model that does not fit the declared task."""
@@ -60,7 +58,7 @@ class TaskAdapter:
     def check_model(self, *, net: Any, loss: Any, output_dim: int | None) -> None:
         """Refuse a net, a ``Losses`` member or a width that cannot serve the task."""
         kind = self.spec.kind
-        if getattr(net, "value", None) in _OUT_OF_SCOPE:
+        if writes_sequences(net):
             raise TaskValidationError(
                 f"a {kind} task does not cover Nets.{net.name}: its outputs are token or patch "
                 "sequences. Train it without task= or with its own task object."
@@ -371,6 +369,11 @@ _ADAPTERS: dict[str, type[TaskAdapter]] = {
     "multilabel": MultilabelAdapter,
     "regression": RegressionAdapter,
 }
+
+
+def writes_sequences(net: Any) -> bool:
+    """Whether a net of ``Nets`` has an output for each token or patch, not one for each row."""
+    return getattr(net, "value", None) in ("transformer", "vit")
 
 
 def task_adapter(spec: TaskSpec) -> TaskAdapter:

@@ -2,8 +2,9 @@
 
 With a task its adapter decodes. Without one the loss function tells: binary
 cross-entropy on logits is thresholded at 0, everything else is a class per
-argmax over axis 1. Targets that are no labels (regression values, class
-probabilities, soft 0/1 targets) have a loss but nothing to score.
+argmax over axis 1. A soft target (class probabilities, a probability for each
+output) is compared by what it decides itself. Targets that are no labels, such as
+the values of a regression, have a loss but nothing to score.
 """
 
 from __future__ import annotations
@@ -101,15 +102,19 @@ def _decode_by_loss(loss_fn: nn.Module, output: torch.Tensor, target: torch.Tens
     if semantics.kind == BERNOULLI:
         if target.numel() != output.numel():
             raise ValueError(_mismatch(output, target))
-        wrong = ((target != 0) & (target != 1)).any()
-        on = semantics.decide(output)
+        wrong = ~((target >= 0) & (target <= 1)).all()
+        on, actual = semantics.decide(output), semantics.harden(target).reshape(output.shape)
         if output.ndim == 1 or output.shape[1:].numel() == 1:
-            actual = (target.reshape(-1) != 0).long()
-            return Decoded(CLASSES, on.reshape(-1), actual, wrong=wrong, width=2)
-        decoded = Decoded.indicators(on, target.view_as(output), None)
+            return Decoded(CLASSES, on.reshape(-1), actual.reshape(-1), wrong=wrong, width=2)
+        decoded = Decoded.indicators(on, actual, None)
         decoded.wrong = wrong
         return decoded
     floating = target.is_floating_point()
+    if semantics.has_shares(target, output):
+        wrong = ~(target >= 0).all()  # NaN or a negative share is no probability
+        decided, actual = semantics.decide(output), semantics.harden(target)
+        width = output.shape[1]
+        return Decoded(CLASSES, decided.reshape(-1), actual.reshape(-1), wrong=wrong, width=width)
     if floating and target.numel() == output.numel():
         return Decoded(UNSCORED, output, target)
     if output.ndim < 2 or target.numel() * output.shape[1] != output.numel():

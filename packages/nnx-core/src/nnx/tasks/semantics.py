@@ -102,6 +102,15 @@ class Semantics:
         wider = wide(logits)
         return wider.softmax(axis) if self.kind == CATEGORICAL else wider.sigmoid()
 
+    def has_shares(self, target: torch.Tensor, output: torch.Tensor) -> bool:
+        """Whether categorical targets are probabilities ``(N, C, ...)``, not class indices."""
+        shaped = output.ndim > 1 and target.shape == output.shape
+        return self.kind == CATEGORICAL and target.is_floating_point() and shaped
+
+    def harden(self, target: torch.Tensor) -> torch.Tensor:
+        """What soft targets decide: the likeliest class, or which outputs are rather on."""
+        return argmax(target) if self.kind == CATEGORICAL else (target >= 0.5).long()
+
 
 def probability_spec(task: TaskSpec) -> ProbabilitySpec | None:
     """A task's outputs as probabilities; ``None`` where they are values."""

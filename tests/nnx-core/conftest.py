@@ -20,6 +20,7 @@ def make_model():
             batch_adapter=None,
             task_adapter=adapter,
             params=NNModelParams(task=task),
+            net_params=None,
         )
 
     return make
