@@ -155,7 +155,7 @@ def test_the_rates_of_an_update_clock_and_of_a_journaled_run():
         history=HistoryJournal(retention=2, chunk_size=1),
     )  # fmt: skip
     rates = [0.1 * 0.5 ** ((update + 1) // 2) for update in range(12)]
-    assert everything.update_history == [(i, pytest.approx(r)) for i, r in enumerate(rates)]
+    assert everything.update_history == [(i, pytest.approx(r)) for i, r in enumerate(rates, 1)]
     assert everything.history == pytest.approx([rates[i] for i in (2, 5, 8, 11)])
     assert bounded.history == everything.history[-2:]
     assert bounded.update_history == everything.update_history[-2:]

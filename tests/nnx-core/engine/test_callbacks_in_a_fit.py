@@ -10,9 +10,12 @@ import torch
 from nnx import (
     Callback,
     Checkpoints,
+    EarlyStopping,
     LRMonitor,
     ModelCheckpoint,
+    MonitorSpec,
     NNCheckpoint,
+    NNEvaluationDataPoint,
     NNParamGroupSpec,
     NNRun,
     NNSchedulerParams,
@@ -371,7 +374,7 @@ def test_lr_monitor_keeps_a_rate_per_epoch_and_one_per_update_on_the_update_cloc
         callbacks=[monitor],
     )
     assert monitor.update_history == [
-        (0, 0.01), (1, 0.005), (2, 0.005), (3, 0.0025), (4, 0.0025), (5, 0.00125),
+        (1, 0.01), (2, 0.005), (3, 0.005), (4, 0.0025), (5, 0.0025), (6, 0.00125),
     ]  # fmt: skip
 
 
@@ -458,3 +461,136 @@ def test_a_resumed_journal_continues_its_parent(kit):
     assert [i.epoch_idx for i in iter_history(child.id)] == [2] * 6 + [3] * 6
     lineage = [i.epoch_idx for i in iter_history(child.id, lineage=True)]
     assert lineage == [0] * 6 + [1] * 6 + [2] * 6 + [3] * 6
+
+
+def test_full_readers_of_one_round_share_one_read_only_history(kit, monkeypatch):
+    from nnx.history.journal import JournalWriter
+
+    reads, plain = [], JournalWriter.everything
+    monkeypatch.setattr(JournalWriter, "everything", lambda self: reads.append(1) or plain(self))
+
+    class Full(Callback):
+        history_access = "full"
+
+        def on_epoch_end(self, ctx):
+            assert [idp.iter_idx for idp in ctx.idps] == list(range(6 * (ctx.epoch + 1)))
+            with pytest.raises(TypeError):
+                ctx.idps[0] = None
+            assert not hasattr(ctx.idps, "append")
+
+    kit.model().train(
+        kit.train_params(n_epochs=2), callbacks=[Full(), at("on_epoch_end", lambda ctx: None), Full()],
+        history=HistoryJournal(retention=4, chunk_size=2),
+    )  # fmt: skip
+    assert len(reads) == 2 + 1  # one for each end of an epoch, and one for the end of training
+
+
+# Stopping -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["should_stop", "stop_at_update"])
+@pytest.mark.parametrize("first", [True, False])
+def test_no_callback_takes_back_the_stop_of_another(kit, field, first):
+    """A callback that says "not yet" every epoch speaks for itself."""
+    stops = at("on_epoch_end", lambda ctx: setattr(ctx, field, ctx.epoch == 1))
+    goes_on = at("on_epoch_end", lambda ctx: setattr(ctx, field, False))
+    callbacks = [stops, goes_on] if first else [goes_on, stops]
+    run = kit.model().train(kit.train_params(n_epochs=4), callbacks=callbacks)
+    assert run.idps[-1].epoch_idx == 1
+
+
+def test_a_callback_may_take_back_its_own_stop(kit):
+    callback = Callback()
+    callback.on_epoch_begin = lambda ctx: setattr(ctx, "should_stop", True)
+    callback.on_epoch_end = lambda ctx: setattr(ctx, "should_stop", ctx.epoch == 2)
+    run = kit.model().train(kit.train_params(n_epochs=4), callbacks=[callback])
+    assert run.idps[-1].epoch_idx == 2
+
+
+# Records ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("owner", ["default", "objective", "step"])
+@pytest.mark.parametrize("hook", ["listener", "on_optimizer_update", "on_scheduler_step"])
+def test_reading_the_records_inside_an_update_changes_none(kit, owner, hook):
+    step = {
+        "default": {},
+        "objective": {"objective": supervised_objective()},
+        "step": {"train_step_fn": lambda ctx: default_train_step(ctx)},
+    }[owner]
+    lengths = []
+
+    class Looks(Callback):
+        def on_train_begin(self, ctx):
+            if hook == "listener":
+                ctx.update_listeners.append(lambda: lengths.append(len(ctx.idps)))
+
+    looks = Looks()
+    if hook != "listener":
+        setattr(looks, hook, lambda ctx, _: lengths.append(len(ctx.idps)))
+    clock = schedule(step_size=100, clock="optimizer_update")
+    make = lambda: kit.train_params(n_epochs=2, scheduler=clock)  # noqa: E731
+    quiet = kit.model().train(make(), **step)
+    watched = kit.model().train(make(), callbacks=[looks], salt="watched", **step)
+    assert [i.state() for i in watched.idps] == [i.state() for i in quiet.idps]
+    if hook != "on_optimizer_update" or owner == "objective":
+        assert lengths == list(range(12))  # the batch in progress has no record yet
+
+
+def test_a_tensor_learning_rate_is_recorded_as_it_was(kit):
+    def anneal(ctx):
+        group = ctx.optimizer.param_groups[0]
+        if not torch.is_tensor(group["lr"]):
+            group["lr"] = torch.tensor(0.5)
+        group["lr"].mul_(0.5)
+
+    class Anneals(Callback):
+        def on_train_begin(self, ctx):
+            anneal(ctx)
+            ctx.update_listeners.append(lambda: anneal(ctx))
+
+    run = kit.model().train(kit.train_params(n_epochs=1), callbacks=[Anneals()])
+    assert [idp.lr for idp in run.idps] == [0.25 * 0.5**i for i in range(6)]
+    assert all(type(idp.lr) is float for idp in run.idps)
+
+
+def test_an_epoch_without_any_signal_says_so(kit):
+    def silent(ctx):
+        default_train_step(ctx)
+        return NNEvaluationDataPoint(extra={"own": 1.0})
+
+    with pytest.warns(RuntimeWarning, match="epoch 0: no metric available"):
+        run = kit.model().train(kit.train_params(n_epochs=1, val_loader=None), train_step_fn=silent)
+    assert NNCheckpoint.load(run.id, Checkpoints.BEST) is None
+
+
+def test_an_evaluator_without_a_loader_says_that_it_is_not_called(kit):
+    params = kit.train_params(n_epochs=1, val_loader=None)
+    with pytest.warns(RuntimeWarning, match="eval_step_fn is never called.*val_loader"):
+        kit.model().train(params, eval_step_fn=lambda ctx: pytest.fail("called"))
+
+
+def test_early_stopping_watches_the_training_split_of_a_run_that_declares_nothing(kit):
+    """The whole epoch's loss, which the records of such a run do not carry."""
+    losses = []
+
+    class Sees(Callback):
+        def on_epoch_end(self, ctx):
+            losses.append(ctx.idp.train_summary.loss)
+
+    spec = MonitorSpec("loss", split="train")
+    stopping = EarlyStopping(spec, patience=2)
+    still = {"optim": kit.adam(max_lr=0.0), "train_loader": kit.loader(shuffle=False)}
+    run = kit.model(dropout=0.0).train(
+        kit.train_params(n_epochs=9, **still), callbacks=[stopping, Sees()]
+    )
+    assert run.idps[-1].epoch_idx == stopping.stopped_epoch == 2
+    x, y = kit.blobs()
+    whole = torch.nn.functional.cross_entropy(kit.model(dropout=0.0).net(x), y).item()
+    assert losses == pytest.approx([whole] * 3, rel=1e-5)
+    assert all(idp.train_summary is None for idp in run.idps)
+    declared = kit.model(dropout=0.0).train(
+        kit.train_params(n_epochs=9, monitor=spec, **still),
+        callbacks=[EarlyStopping(spec, patience=2)],
+    )
+    assert declared.idps[-1].epoch_idx == 2

@@ -272,3 +272,39 @@ def test_updates_past_the_budget_are_refused_at_the_resume(kit):
     first = kit.model().train(params)
     with pytest.raises(ComponentRestoreError, match=r"8 steps.*took 6.*12"):
         kit.model().train(resuming(params, first))
+
+
+@pytest.mark.parametrize("clock", ["epoch", "optimizer_update"])
+def test_a_resumed_cosine_warns_about_the_period_it_has(kit, clock):
+    """``T_max`` comes with the checkpoint; the resumed run's own default never takes effect."""
+    cosine = schedule(Schedulers.COSINE_ANNEALING, clock)
+    per_epoch = 6 if clock == "optimizer_update" else 1
+    params = kit.train_params(n_epochs=2, scheduler=cosine)
+    first = kit.model().train(params)
+    more = dataclasses.replace(resuming(params, first), n_epochs=3)
+    if clock == "optimizer_update":  # a default budget does not resume on this clock
+        with pytest.raises(ComponentRestoreError, match="budget"):
+            kit.model().train(more)
+        return
+    with pytest.warns(RuntimeWarning, match=f"passed its T_max of {2 * per_epoch};") as caught:
+        run = kit.model().train(more)
+    assert len([w for w in caught if "T_max" in str(w.message)]) == 1
+    # torch's own schedule of that period, five epochs long
+    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=0.01)
+    oracle = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2)
+    expected = []
+    for _ in range(5):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        oracle.step()
+    assert rates(run)[::6] == pytest.approx(expected[2:], abs=1e-12)
+
+
+def test_a_resumed_cosine_whose_period_was_chosen_is_silent(kit):
+    params = kit.train_params(
+        n_epochs=2, scheduler=schedule(Schedulers.COSINE_ANNEALING, "epoch", T_max=2)
+    )
+    first = kit.model().train(params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kit.model().train(resuming(params, first))

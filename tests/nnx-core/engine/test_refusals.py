@@ -14,6 +14,7 @@ from nnx import (
     Losses,
     MetricSpec,
     MonitorSpec,
+    NNEvaluationDataPoint,
     NNModel,
     NNModelParams,
     NNParamGroupSpec,
@@ -307,3 +308,82 @@ def test_distributed_needs_its_spec_and_a_process_group(kit, refused):
         TypeError,
     )
     refused(lambda m: m.train(params, distributed=DDP()), "init_process_group", RuntimeError)
+
+
+@pytest.mark.parametrize("owner", ["step", "objective"])
+@pytest.mark.parametrize("missing", ["a", "b"])
+def test_several_optimizers_say_what_each_of_them_owns(kit, refused, owner, missing):
+    groups = {"a": "layers.0.*", "b": "layers.1.*"}
+    optims = {
+        name: kit.adam(
+            param_groups=None if name == missing else [NNParamGroupSpec(name_pattern=pattern)]
+        )
+        for name, pattern in groups.items()
+    }
+    step = (
+        {"trainer_step_fn": pytest.fail}
+        if owner == "step"
+        else {"objective": supervised_objective()}
+    )
+    params = trainer_params(kit, optims=optims)
+    refused(
+        lambda m: Trainer(m).train(params, **step), rf"optims\['{missing}'\] has no param_groups"
+    )
+
+
+def test_one_optimizer_of_a_trainer_needs_no_groups(kit):
+    params = trainer_params(kit, optims={"all": kit.adam()}, train_loader=kit.loader())
+    run = Trainer(kit.model()).train(params, objective=supervised_objective())
+    assert len(run.idps) == 6
+
+
+def test_a_frozen_model_is_refused_with_words(kit, refused):
+    frozen = kit.model()
+    frozen.freeze("*")
+    params = kit.train_params(train_loader=Untouchable())
+    refused(lambda m: m.train(params), "all parameters of the model are frozen", model=frozen)
+    one = trainer_params(kit, optims={"all": kit.adam()})
+    refused(
+        lambda m: Trainer(m).train(one, trainer_step_fn=pytest.fail),
+        "all parameters of the optimizer 'all' are frozen",
+        model=frozen,
+    )
+
+
+def test_a_plan_that_nothing_is_resumed_from(kit, refused):
+    params = kit.train_params(train_loader=Untouchable(), resume_epochs="planned")
+    refused(lambda m: m.train(params), "resume_from_run_id is None")
+    resumed = dataclasses.replace(params, resume_from_run_id="0" * 32)
+    read_back = type(params).from_state(resumed.state())  # lineage alone, as a stored run has it
+    assert (read_back.resume_from_run_id, read_back.resume_epochs) == (None, "planned")
+
+
+def ending(kind, steps):
+    return NNSchedulerParams(
+        min_lr=0.0, factor=0.5, patience=0, cooldown=0, threshold=0.0, kind=kind, total_steps=steps
+    )
+
+
+@pytest.mark.parametrize("kind", [Schedulers.ONE_CYCLE, Schedulers.LINEAR_WARMUP_DECAY])
+def test_a_schedule_that_ends_before_the_training(kit, refused, kind):
+    match = r"total_steps must be at least the 6 epochs.*, not 5"
+    params = kit.train_params(n_epochs=6, train_loader=Untouchable(), scheduler=ending(kind, 5))
+    refused(lambda m: m.train(params), match)
+    optimizer = torch.optim.Adam(kit.model().net.parameters())
+    with pytest.raises(ValueError, match=match):
+        kind(optimizer, ending(kind, 5), 6)
+    assert kind(optimizer, ending(kind, 6), 6).last_epoch == 0
+    whole = kit.train_params(n_epochs=3, scheduler=ending(kind, 3))
+    assert kit.model().train(whole).idps[-1].epoch_idx == 2
+
+
+def test_a_step_function_that_steps_its_schedules_sets_their_length(kit):
+    def step(ctx):
+        ctx.model.net.train()
+        return NNEvaluationDataPoint(loss=1.0, error=1.0)
+
+    params = NNTrainerParams(
+        n_epochs=3, train_loader=kit.loader(), optims={"all": kit.adam()},
+        schedulers={"all": ending(Schedulers.ONE_CYCLE, 2)}, auto_step_schedulers=False,
+    )  # fmt: skip
+    assert Trainer(kit.model()).train(params, trainer_step_fn=step).idps[-1].epoch_idx == 2

@@ -533,3 +533,17 @@ def test_every_fit_is_an_attempt_of_its_plan(kit):
         records = [load_provenance(name).attempt for name in names]
         attempt = next(a for a in records if a.status == status)
         assert attempt.last_committed["epoch"] == 0
+
+
+def test_a_training_state_of_another_version_is_refused(kit, refused):
+    params = kit.train_params(n_epochs=1)
+    first = kit.model().train(params)
+    folder = Path("runs") / first.id / "checkpoints"
+    manifest = folder / "last.pt.manifest.json"
+    manifest.unlink()  # its digests are those of the file as it was
+    (sidecar,) = (p for p in folder.glob("last.pt.opt.*.pt") if p.name != "last.pt.opt.pt")
+    state = torch.load(sidecar, weights_only=True)
+    torch.save({**state, "version": 2}, sidecar)
+    refused(lambda m: m.train(resuming(params, first)), "version 2.*reads version 1")
+    warm = kit.model().train(resuming(params, first, resume_mode="weights_only"))  # the way out
+    assert warm.resume_status.mode == "weights_only"

@@ -370,7 +370,7 @@ def test_an_objective_steps_every_optimizer_once_per_window(kit):
     for name, value in whole.net.state_dict().items():
         torch.testing.assert_close(model.net.state_dict()[name], value, rtol=1e-5, atol=1e-6)
     assert events.events == [
-        ("front", 0, 3, 4), ("back", 0, 3, 4), ("front", 1, 5, 2), ("back", 1, 5, 2),
+        ("front", 1, 3, 4), ("back", 1, 3, 4), ("front", 2, 5, 2), ("back", 2, 5, 2),
     ]  # fmt: skip
     assert [idp.update_count for idp in run.idps] == [0, 0, 0, 1, 1, 2]
 

@@ -415,7 +415,7 @@ def test_the_loss_of_a_masked_term_is_left_out_of_the_event():
     assert event.losses == {"on": 2.0}
     assert (event.optimizer, event.update_idx, event.epoch_idx, event.batch_idx) == (
         "default",
-        0,
+        1,
         3,
         5,
     )

@@ -245,9 +245,9 @@ def test_each_committed_update_fires_one_detached_event():
         objective=supervised_objective(), callbacks=[journal],
     )  # fmt: skip
     first, second = journal.events  # the masked window fired none
-    assert (first.optimizer, first.update_idx, first.epoch_idx) == ("default", 0, 0)
+    assert (first.optimizer, first.update_idx, first.epoch_idx) == ("default", 1, 0)
     assert (first.batch_idx, first.microbatches) == (1, 2)
-    assert (second.update_idx, second.batch_idx, second.microbatches) == (1, 4, 1)
+    assert (second.update_idx, second.batch_idx, second.microbatches) == (2, 4, 1)
     x, y = (torch.cat(t) for t in zip(*loader[:2]))
     fresh = model()
     expected = F.cross_entropy(fresh.net(x), y).item()
@@ -287,8 +287,8 @@ def test_hooks_run_once_per_fit_and_once_per_committed_update(tmp_path):
     )  # fmt: skip
     assert log == [
         ("check", ["default"], ["Sees"]), "begin",
-        ("batch", 0), ("batch", 1), ("after", [0]), "callback",
-        ("batch", 2), ("after", [1]), "callback",
+        ("batch", 0), ("batch", 1), ("after", [1]), "callback",
+        ("batch", 2), ("after", [2]), "callback",
     ]  # fmt: skip
 
 
@@ -397,7 +397,7 @@ def test_a_stateful_resume_continues_the_counters_and_weights_only_starts_them_a
             train_params(n_epochs=1, resume_from_run_id=first.id, resume_mode=mode),
             objective=supervised_objective(), callbacks=[journal], salt=mode,
         )  # fmt: skip
-        assert [e.update_idx for e in journal.events] == [start, start + 1, start + 2, start + 3]
+        assert [e.update_idx for e in journal.events] == [start + i + 1 for i in range(4)]
         assert [idp.update_count for idp in run.idps] == [start + i + 1 for i in range(4)]
 
 
@@ -611,5 +611,5 @@ def test_a_trainer_objective_equals_one_optimizer_over_all_parameters():
     )
     assert same(both, one)
     assert [(e.optimizer, e.update_idx) for e in journal.events] == [
-        (name, index) for index in range(4) for name in ("body", "head")
+        (name, index) for index in range(1, 5) for name in ("body", "head")
     ]

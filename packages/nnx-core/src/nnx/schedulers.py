@@ -59,6 +59,20 @@ def schedule_horizon(
     return _horizon(_kind(params), params, n_epochs, updates, owner)
 
 
+def check_horizon(
+    kind: Schedulers, params: NNSchedulerParams, horizon: Horizon, *, n_epochs: int, owner: str = ""
+) -> None:
+    """Refuse a schedule that ends before the epochs that step it.
+
+    On the update clock the last update is known only when it comes.
+    """
+    last = kind in (Schedulers.ONE_CYCLE, Schedulers.LINEAR_WARMUP_DECAY)
+    if last and params.clock == "epoch" and horizon.steps is not None and horizon.steps < n_epochs:
+        name = f"NNSchedulerParams of {owner!r}" if owner else "NNSchedulerParams"
+        accepted = f"at least the {n_epochs} epochs that it is stepped in (or None: as many)"
+        refuse(name, "total_steps", horizon.steps, accepted)
+
+
 def build_scheduler(
     optimizer: torch.optim.Optimizer,
     params: NNSchedulerParams,
@@ -83,7 +97,9 @@ def build_kind(
     n_updates: int | None = None,
 ) -> Any:
     """What calling a :class:`Schedulers` member does; the member decides the kind."""
-    return _BUILD[kind](optimizer, params, _horizon(kind, params, n_epochs, n_updates, ""), None)
+    horizon = _horizon(kind, params, n_epochs, n_updates, "")
+    check_horizon(kind, params, horizon, n_epochs=n_epochs)
+    return _BUILD[kind](optimizer, params, horizon, None)
 
 
 class WarmupDecay:

@@ -47,7 +47,7 @@ class Callback:
         """After each committed optimizer update of an objective run, before its scheduler."""
 
     def on_scheduler_step(self, ctx: _CallbackContext, update_idx: int) -> None:
-        """After the primary scheduler followed a committed update on its update clock."""
+        """After the primary scheduler followed the ``update_idx``-th committed update (from 1)."""
 
     def checkpoint_transforms(self) -> tuple[NNCheckpointTransform, ...]:
         """What must be replayed on a fresh net before the final weights fit it."""

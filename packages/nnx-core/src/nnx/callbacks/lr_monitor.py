@@ -14,7 +14,7 @@ class LRMonitor(Callback):
     """The primary optimizer's learning rate, per epoch and per update.
 
     ``history`` has one rate per epoch. ``update_history`` has, for a scheduler on
-    the update clock that NNx steps, one ``(update index, rate after the
+    the update clock that NNx steps, one ``(update index from 1, rate after the
     scheduler's step)`` per committed update. Both go on over several fits. In a
     run with a history journal they keep the last ``retention`` entries, unless
     ``bounded=False``.

@@ -18,14 +18,15 @@ class CallbackContext:
     """One per fit, handed to every hook; its attributes follow the fit.
 
     A callback may set ``should_stop`` (stop after this epoch), ``stop_at_update``
-    (stop after the batch in progress) and ``idps``; it may append functions to
+    (stop after the batch in progress) and ``idps``. A stop holds as long as the callback
+    that asked for it does not take it back; no other can. It may append functions to
     ``update_listeners`` in ``on_train_begin``. Each of them is called after every
     committed optimizer update, with this context when it takes an argument.
     ``failed`` is true in an ``on_train_end`` that only cleans up after an error.
     """
 
     __slots__ = (
-        "_deferred", "_idps", "_session", "failed", "idp", "should_stop", "stop_at_update",
+        "_asks_now", "_asks_stop", "_deferred", "_idps", "_session", "caller", "failed", "idp",
         "update_listeners",
     )  # fmt: skip
 
@@ -34,10 +35,32 @@ class CallbackContext:
         self._idps: Any = None
         self._deferred: list[str] = []
         self.idp: NNIterationDataPoint | None = None
-        self.should_stop = False
         self.failed = False
-        self.stop_at_update = False
+        self.caller: Any = None  # the callback or listener that is running
+        self._asks_stop: set[int] = set()
+        self._asks_now: set[int] = set()
         self.update_listeners: list[Callable[..., Any]] = []
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether some callback asks to stop after this epoch."""
+        return bool(self._asks_stop)
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self._ask(self._asks_stop, value)
+
+    @property
+    def stop_at_update(self) -> bool:
+        """Whether some callback asks to stop after the batch in progress."""
+        return bool(self._asks_now)
+
+    @stop_at_update.setter
+    def stop_at_update(self, value: bool) -> None:
+        self._ask(self._asks_now, value)
+
+    def _ask(self, asking: set[int], value: bool) -> None:
+        (asking.add if value else asking.discard)(id(self.caller))
 
     @property
     def model(self) -> NNModel:

@@ -92,6 +92,12 @@ def check_model(request: FitRequest) -> None:
     if model.task_adapter is not None:
         model.task_adapter.check_loss_fn(model.loss_fn)
     _check_metrics(request)
+    if request.eval_step_fn is not None and params.val_loader is None:
+        warnings.warn(
+            "eval_step_fn is never called: it validates over params.val_loader, which is None",
+            RuntimeWarning,
+            stacklevel=5,
+        )
     if request.eval_step_fn is not None:
         from nnx.streaming import check_eval_step
 
@@ -179,6 +185,13 @@ def check_precision(request: FitRequest, precision: ResolvedPrecision) -> None:
 def check_trainer_optimizers(request: FitRequest) -> None:
     """What the Trainer cannot do for a step function, and cannot share in an objective run."""
     params = request.params
+    for name, optim in params.optims.items():
+        if len(params.optims) > 1 and optim.param_groups is None:
+            raise ValueError(
+                f"optims[{name!r}] has no param_groups, so it would own every parameter, those of "
+                f"the other optimizers too, and each would be stepped twice. Say what it owns: "
+                'param_groups=[NNParamGroupSpec(name_pattern="...")]'
+            )
     if request.step_fn is not None:
         for name, optim in params.optims.items():
             for field, neutral in (("grad_clip_norm", None), ("accumulate_grad_batches", 1)):
@@ -200,6 +213,20 @@ def check_trainer_optimizers(request: FitRequest) -> None:
             "auto_step_schedulers=False leaves the schedulers to a trainer_step_fn, and an "
             "objective run has none"
         )
+
+
+def check_trainable(request: FitRequest, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    """Some parameter of each optimizer must require gradients when NNx or a Trainer steps it."""
+    if request.objective is not None or (request.trainer is None and request.step_fn is not None):
+        return  # an objective says so itself; a train_step_fn may train something else
+    for name, optimizer in optimizers.items():
+        owned = [p for group in optimizer.param_groups for p in group["params"]]
+        if not any(parameter.requires_grad for parameter in owned):
+            whose = "the model" if request.trainer is None else f"the optimizer {name!r}"
+            raise ValueError(
+                f"all parameters of {whose} are frozen (requires_grad=False), so nothing would "
+                "train. Unfreeze what is to train: nnx.finetune.unfreeze(model.net, pattern)"
+            )
 
 
 def check_optim_params(params: Sequence[Any]) -> None:

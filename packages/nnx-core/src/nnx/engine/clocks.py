@@ -64,7 +64,11 @@ class SchedulerClock:
         self.automatic = automatic
         self.planned_updates = planned_updates
         self.continues_plan = continues_plan
+        self._chosen = params.T_max
         self._period = default_period(scheduler, params, horizon)
+        self._follows_torch = params.kind is Schedulers.COSINE_ANNEALING and (
+            getattr(scheduler, "T_max", None) == horizon.steps
+        )
 
     @property
     def is_plateau(self) -> bool:
@@ -101,12 +105,21 @@ class SchedulerClock:
         self.scheduler.step()
         self._warn_past_period()
 
+    def restored(self) -> None:
+        """The scheduler's state was loaded: a cosine has the period of the checkpoint now."""
+        if not self._follows_torch:
+            return
+        period = int(self.scheduler.T_max)
+        passed = period == self._chosen or self.position > period
+        self._period = None if passed else period
+
     def _warn_past_period(self) -> None:
         if self._period is not None and self.position > self._period:
-            self._period = None
+            period, self._period = self._period, None
             warnings.warn(
-                f"{self._name} has passed its default T_max; its learning rate climbs back up "
-                "from here. Set T_max in NNSchedulerParams to choose the period.",
+                f"{self._name} has passed its T_max of {period}; its learning rate climbs back up "
+                "from here. Set T_max in NNSchedulerParams, in the run that starts the schedule, "
+                "to choose the period.",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -94,6 +94,14 @@ class Judge:
                 RuntimeWarning,
                 stacklevel=2,
             )
+        elif signal.source is None:
+            warnings.warn(
+                f"epoch {idp.epoch_idx}: no metric available: neither validation nor the last "
+                "batch gave a loss or an error, so the epoch is not compared for BEST and a "
+                "plateau scheduler does not step",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         improved = signal.value is not None and signal.value < self.best
         if improved:
             self.best = signal.value  # type: ignore[assignment]

@@ -13,6 +13,7 @@ from nnx.engine.batches import (
 )
 from nnx.engine.checks import check_weights, warn_unowned
 from nnx.engine.clocks import UnreportedUpdates
+from nnx.engine.plan import declares_summary
 from nnx.engine.progress import Progress
 from nnx.engine.steps import StepRunner, runner
 from nnx.engine.validation import validate
@@ -74,6 +75,8 @@ def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> boo
     index = session.resumed_batches - 1
     for index, batch, is_last in batches:
         lr = optimizer.param_groups[0]["lr"]
+        if type(lr) is not float:
+            lr = lr.clone() if hasattr(lr, "clone") else float(lr)  # a tensor will change in place
         loss = run(batch, index, is_last)
         row(lr, index)
         if show is not None:
@@ -129,12 +132,15 @@ def _finish_epoch(session: FitSession, progress: Progress) -> None:
     plan = session.plan
     session.flush()
     last = session.writer.idps[-1].with_val_edp(validate(session))
-    decision, last = plan.judge.judge(last, session.epoch_summary())
+    summary = session.epoch_summary()
+    decision, last = plan.judge.judge(last, summary if declares_summary(plan.params) else None)
     session.writer.replace_last(last)
     for clock in session.clocks.values():
         clock.after_epoch(decision.plateau)
     ctx = session.ctx
     ctx.idp = last
+    if summary is not last.train_summary:  # a callback's own monitor reads what is not recorded
+        ctx.idp = last.with_epoch_summary(summary, None)
     progress.note(**commit.headline(last))
     session.dispatch("on_epoch_end")
     commit.epoch(session, last, improved=decision.improved)

@@ -94,9 +94,8 @@ def plan_fit(request: FitRequest, ranks: Alone) -> FitPlan:
     if params.resume_from_run_id is not None:
         providers.remember_of(params.resume_from_run_id)
     ranks.check(request)
-    callbacks = ranks.callbacks(
-        checks.check_callbacks(request), bounded=request.history is not None
-    )
+    asked = checks.check_callbacks(request)
+    callbacks = ranks.callbacks(asked, bounded=request.history is not None)
     if request.trainer is not None:
         checks.check_trainer_optimizers(request)
     checks.check_model(request)
@@ -116,6 +115,7 @@ def plan_fit(request: FitRequest, ranks: Alone) -> FitPlan:
         name: build_optimizer(model.net, optim, strict_param_groups=request.trainer is not None)
         for name, optim in optim_params.items()
     }
+    checks.check_trainable(request, optimizers)
     point = ranks.find(request, optimizers)
     judge = Judge(_tracker(params))
     clocks = _clocks(request, optimizers, point)
@@ -145,7 +145,7 @@ def plan_fit(request: FitRequest, ranks: Alone) -> FitPlan:
         callbacks=callbacks, step_fn=request.step_fn, eval_step_fn=request.eval_step_fn,
         objective=request.objective, history=request.history, precision=precision,
         scaler=scaler, optim_params=optim_params, optimizers=optimizers, clocks=clocks,
-        engine=engine, recorder=ranks.recorder(_recorder(request)), judge=judge, registry=registry, run=run,
+        engine=engine, recorder=ranks.recorder(_recorder(request, asked)), judge=judge, registry=registry, run=run,
         resume=resume.ResumePlan.fresh(params.n_epochs, registry), ranks=ranks,
     )  # fmt: skip
     plan.compiled = compiled_forward(request)
@@ -231,22 +231,29 @@ def _tracker(params: Any) -> MonitorTracker | None:
     return MonitorTracker(params.monitor.resolve(params.metrics))
 
 
-def _recorder(request: FitRequest) -> EpochRecorder:
+def _recorder(request: FitRequest, callbacks: tuple[Any, ...]) -> EpochRecorder:
+    """``callbacks`` are those of every process: a summary is made by all or by none."""
     params = request.params
+    watched = (getattr(callback, "monitor_spec", None) for callback in callbacks)
     default = request.trainer is None and request.step_fn is None and request.objective is None
     return EpochRecorder(
         request.model,
         extra_metrics=params.extra_metrics,
         metrics=params.metrics if default else (),
-        summarize=bool(params.metrics) or params.monitor is not None,
+        summarize=declares_summary(params) or any(m and m.split == "train" for m in watched),
     )
+
+
+def declares_summary(params: Any) -> bool:
+    """Whether a run's records carry the summary of each training epoch."""
+    return bool(params.metrics) or params.monitor is not None
 
 
 def _clocks(
     request: FitRequest, optimizers: Mapping[str, Any], point: Any
 ) -> dict[str, SchedulerClock]:
     """A scheduler and its clock for every optimizer."""
-    from nnx.schedulers import schedule_horizon
+    from nnx.schedulers import check_horizon, schedule_horizon
 
     params, trainer = request.params, request.trainer is not None
     automatic = not trainer or params.auto_step_schedulers
@@ -260,6 +267,8 @@ def _clocks(
         if owns and batches is not None:
             updates = params.n_epochs * -(-batches // accumulate)
         horizon = schedule_horizon(schedule, n_epochs=params.n_epochs, updates=updates, owner=name)
+        if automatic and schedule.kind is not None:
+            check_horizon(schedule.kind, schedule, horizon, n_epochs=params.n_epochs, owner=name)
         scheduler = request.model._build_scheduler(
             optimizers[name], schedule, horizon, monitor=monitor
         )

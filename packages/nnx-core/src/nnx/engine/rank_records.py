@@ -65,10 +65,10 @@ class RankRecorder:
     def add_record(self, record: NNEvaluationDataPoint, *, n_samples: int) -> None:
         self._hold({"record": record.state(), "n_samples": n_samples})
 
-    def take(self) -> list[NNEvaluationDataPoint]:
+    def take(self, count: int | None = None) -> list[NNEvaluationDataPoint]:
         """The records of whole batches since the last call. All processes call it together."""
         self._exchange()
-        return self._whole.take()
+        return self._whole.take(count)
 
     def summary(self, **fields: Any) -> NNEvaluationDataPoint | None:
         self._exchange()

@@ -98,14 +98,20 @@ class ResumePlan:
 
 def continues_plan(params: Any) -> bool:
     """Whether ``n_epochs`` is the total of the resumed run's own plan. Never in a Trainer."""
-    return (
-        params.resume_from_run_id is not None
-        and getattr(params, "resume_epochs", "additional") == "planned"
-    )
+    return params.resume_from_run_id is not None and _plans(params)
+
+
+def _plans(params: Any) -> bool:
+    return getattr(params, "resume_epochs", "additional") == "planned"
 
 
 def check_request(params: Any, schedules: Mapping[str, Any]) -> None:
     """What a resume needs of its own configuration, before the checkpoint is read."""
+    if params.resume_from_run_id is None and _plans(params):
+        raise ValueError(
+            "resume_epochs='planned' continues another run's plan, but resume_from_run_id is "
+            "None: nothing would be resumed. Name the run, or leave resume_epochs at 'additional'"
+        )
     if params.resume_from_run_id is None or params.resume_mode == "weights_only":
         return
     for name, schedule in schedules.items():
@@ -137,8 +143,9 @@ def find(request: FitRequest, *, whole: bool = True) -> ResumePoint | None:
     from nnx.store.points import read_point
 
     return read_point(
-        params.resume_from_run_id, params.resume_from_checkpoint, map_location="cpu", whole=whole
-    )
+        params.resume_from_run_id, params.resume_from_checkpoint, map_location="cpu", whole=whole,
+        with_state=params.resume_mode != "weights_only",
+    )  # fmt: skip
 
 
 def check(plan: FitPlan, point: ResumePoint) -> ResumePlan:
@@ -421,6 +428,7 @@ def restore_tensors(session: FitSession) -> None:
             optimizer.load_state_dict(saved)
         if schedule is not None:
             plan.clocks[name].scheduler.load_state_dict(schedule)
+            plan.clocks[name].restored()
     if plan.scaler is not None and state.get("scaler_state") is not None:
         plan.scaler.load_state_dict(state["scaler_state"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -68,8 +67,9 @@ class FitSession:
         self.discarded = False
         self.warned_unowned = False
         self._begun: list[Any] = []
+        self._everything: Any = None  # the whole history, while a round of hooks reads it
         self._partial: list[NNIterationDataPoint] = []
-        self._rows: list[tuple[float, int, int, int, int | None]] = []
+        self._rows: list[tuple[Any, int, int, int, int | None]] = []
         self._listeners: list[Callable[[], Any]] = []
         self._update_hooks: list[Any] = []
         self._schedule_hooks: list[Any] = []
@@ -94,18 +94,34 @@ class FitSession:
     def dispatch(self, hook: str) -> None:
         """Call ``hook`` of every callback, in order."""
         self.ctx.idps = None
-        for callback in self.callbacks:
-            self._call(callback, hook)
+        try:
+            for callback in self.callbacks:
+                self._call(callback, hook)
+        finally:
+            self._everything = None
 
     def _call(self, callback: Any, hook: str) -> None:
-        call = getattr(callback, hook)
-        if self.retention is None or not _reads_everything(callback, hook):
-            call(self.ctx)
-            return
-        held = self.ctx.held_idps
-        with contextlib.ExitStack() as stack:
+        ctx, call = self.ctx, getattr(callback, hook)
+        ctx.caller = callback
+        held = ctx.held_idps
+        whole = self.retention is not None and _reads_everything(callback, hook)
+        if whole:
+            ctx.idps = self._whole_history(callback, hook) or held
+        try:
+            call(ctx)
+        finally:
+            ctx.caller = None
+            if whole:
+                ctx.idps = held
+
+    def _whole_history(self, callback: Any, hook: str) -> Any:
+        """Every record, read back once for all callbacks of one round of hooks."""
+        from nnx.history.journal import RecordWindow
+
+        if self._everything is None:
             try:
-                self.ctx.idps = stack.enter_context(self.writer.full_history())
+                with self.writer.full_history() as records:
+                    self._everything = RecordWindow(records)
             except (OSError, ValueError) as error:
                 if hook != "on_train_end":
                     raise
@@ -113,18 +129,15 @@ class FitSession:
                     f"{type(callback).__name__} gets the last records only: the history could "
                     f"not be read back ({error})",
                     RuntimeWarning,
-                    stacklevel=3,
+                    stacklevel=4,
                 )
-            try:
-                call(self.ctx)
-            finally:
-                self.ctx.idps = held
+        return self._everything
 
     def begin(self) -> None:
         """Run every ``on_train_begin`` and take up what the callbacks registered."""
         for callback in self.callbacks:
             self._begun.append(callback)
-            callback.on_train_begin(self.ctx)
+            self._call(callback, "on_train_begin")
         listeners = self.ctx.update_listeners
         if listeners and self.trainer is not None:
             raise ValueError(
@@ -152,6 +165,8 @@ class FitSession:
         except BaseException:
             self.clean_up()
             raise
+        finally:
+            self._everything = None
 
     def clean_up(self) -> None:
         """After a failure: let the callbacks that began close what they opened.
@@ -190,8 +205,10 @@ class FitSession:
         if not events:
             return
         for callback in self._update_hooks:
+            self.ctx.caller = callback
             for event in events:
                 callback.on_optimizer_update(self.ctx, event)
+        self.ctx.caller = None
         self.committed_updates += 1
         self.epoch_updates += 1
         for event in events:
@@ -205,17 +222,20 @@ class FitSession:
             raise ValueError(f"report_update({name!r}): no such optimizer; this run has {known}")
         if clock.after_update() and name == self.primary:
             for callback in self._schedule_hooks:
-                callback.on_scheduler_step(self.ctx, clock.position - 1)
+                self.ctx.caller = callback
+                callback.on_scheduler_step(self.ctx, clock.position)
 
     def _tell_listeners(self) -> None:
         if len(self._bound) != len(self.ctx.update_listeners):
             self.bind_listeners()
-        for listener in self._listeners:
+        for registered, listener in zip(self._bound, self._listeners):
+            self.ctx.caller = registered
             listener()
+        self.ctx.caller = None
 
     # Records -----------------------------------------------------------------------------
 
-    def row(self, lr: float, batch_idx: int) -> None:
+    def row(self, lr: Any, batch_idx: int) -> None:
         """Count one batch; its scores are in the recorder."""
         self._rows.append((lr, self.global_step, self.epoch, batch_idx, self.update_count))
         self.global_step += 1
@@ -227,10 +247,11 @@ class FitSession:
         rows, self._rows = self._rows, []
         if not rows:
             return
-        scores = self.recorder.take()
+        # A hook that reads in the middle of a batch finds its scores there already, its row not.
+        scores = self.recorder.take(len(rows))
         records = [
             NNIterationDataPoint(
-                lr=lr,
+                lr=float(lr),
                 iter_idx=step,
                 epoch_idx=epoch,
                 batch_idx=batch,

@@ -376,7 +376,7 @@ class UpdateEngine:
         return tuple(
             UpdateEvent(
                 optimizer=name,
-                update_idx=self.update_counts[name] - 1,
+                update_idx=self.update_counts[name],
                 epoch_idx=epoch_idx,
                 batch_idx=batch_idx,
                 microbatches=totals.microbatches,

@@ -57,9 +57,9 @@ class HistoryJournal:
 
 
 class RecordWindow(Sequence[NNIterationDataPoint]):
-    """A live, read-only view of the last records."""
+    """A live, read-only view of records."""
 
-    def __init__(self, records: deque[NNIterationDataPoint]) -> None:
+    def __init__(self, records: Sequence[NNIterationDataPoint]) -> None:
         self._records = records
 
     def __len__(self) -> int:

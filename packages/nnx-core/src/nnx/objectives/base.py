@@ -46,7 +46,7 @@ class ObjectiveContext:
 class UpdateEvent:
     """One committed optimizer update, as detached numbers.
 
-    ``update_idx`` counts that optimizer's updates from 0. ``epoch_idx`` and
+    ``update_idx`` counts that optimizer's updates from 1. ``epoch_idx`` and
     ``batch_idx`` are where the window closed, after ``microbatches`` of them.
     ``losses`` are the window's unweighted terms (masked ones are left out) and
     ``loss`` is their weighted sum.

@@ -58,8 +58,9 @@ def read_point(
     map_location: Any = "cpu",
     *,
     whole: bool = True,
+    with_state: bool = True,
 ) -> ResumePoint:
-    """Verify and load a point to resume from.
+    """Verify and load a point to resume from, its training state too unless told otherwise.
 
     ``tag`` is a ``Checkpoints`` member, a custom stem (``"custom_e3"``),
     ``"step"`` (the point inside an epoch) or ``"latest"`` (the newer of step
@@ -82,7 +83,7 @@ def read_point(
     files = PointFiles(paths.checkpoints, name)
     with _reading(files):
         found = _verify(files, shards=whole)
-        checkpoint, state = _load(files, map_location, with_state=True, whole=whole)
+        checkpoint, state = _load(files, map_location, with_state=with_state, whole=whole)
     if checkpoint is None:
         there = ", ".join(written_tags(paths)) or "none"
         raise FileNotFoundError(f"run {paths.id} has no checkpoint {name!r} (written: {there})")
@@ -296,6 +297,7 @@ def _load(
     state = load_data(path, map_location)
     if not codec.is_training_state(state):
         raise ResumePointError(f"{path} is corrupted: it is not a training state")
+    _check_version(state, path)
     if state["generation"] != checkpoint.training_state_id:
         raise ResumePointError(
             f"the resume point {files.checkpoint} is mixed: {path} is of generation "
@@ -306,6 +308,15 @@ def _load(
 
         state = resolve(state, sharded, map_location)
     return checkpoint, state
+
+
+def _check_version(state: Mapping[str, Any], path: str) -> None:
+    if state.get("version") != codec.STATE_VERSION:
+        raise ResumePointError(
+            f"{path} is a training state of version {state.get('version')!r}; this NNx reads "
+            f"version {codec.STATE_VERSION}. Resume with the NNx that wrote it, or with "
+            'resume_mode="weights_only"'
+        )
 
 
 def _generation(state_id: str, path: str) -> str:
@@ -325,6 +336,8 @@ def _legacy_state(
     value = load_data(files.compat_sidecar, map_location)
     if not isinstance(value, dict):
         raise ResumePointError(f"{files.compat_sidecar} is corrupted: it is not a training state")
+    if codec.is_training_state(value):
+        _check_version(value, files.compat_sidecar)
     return value if "optimizer_state" in value else {"optimizer_state": value}
 
 

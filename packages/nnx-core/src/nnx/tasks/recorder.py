@@ -133,10 +133,11 @@ class EpochRecorder:
         if self._summary is not None:
             self._summary.add_record(record, n_samples)
 
-    def take(self) -> list[NNEvaluationDataPoint]:
-        """The records of all batches since the last call, in order."""
+    def take(self, count: int | None = None) -> list[NNEvaluationDataPoint]:
+        """The records of the batches since the last call, in order; the first ``count``."""
         self._make()
-        made, self._made = self._made, []
+        made = self._made[:count]
+        self._made = self._made[len(made) :]
         return made
 
     def summary(self, **fields: Any) -> NNEvaluationDataPoint | None:
