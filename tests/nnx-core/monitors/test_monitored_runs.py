@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -333,3 +334,52 @@ def test_an_empty_validation_loader_is_refused_before_a_run_exists(tmp_path):
     with pytest.raises(ValueError, match="val_loader is empty: it has no batch to evaluate"):
         built().train(params(val_loader=[]))
     assert not (tmp_path / "runs").exists()
+
+
+# -- monitors without a value, and a stopper for several runs ---------------------------------
+
+
+def silent(ctx):
+    """Validation that never says what is watched."""
+    return NNEvaluationDataPoint(loss=1.0)
+
+
+@pytest.mark.parametrize("stoppers", [0, 1, 2])
+def test_a_monitor_that_is_never_fed_warns_once_in_each_run(stoppers):
+    callbacks = [EarlyStopping(NLL, patience=1, name=f"s{i}") for i in range(stoppers)]
+    for salt in ("first", "second"):
+        asked = params(n_epochs=3, metrics=[MetricSpec("nll")], monitor=NLL)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = built().train(asked, eval_step_fn=silent, salt=salt, callbacks=callbacks)
+        told = [str(w.message) for w in caught if "has no value" in str(w.message)]
+        assert told == [
+            "the monitor val.nll has no value in epoch 0; epochs without one decide nothing"
+        ]
+        assert [i.selection.status for i in run.idps if i.selection] == ["missing"] * 3
+        assert run.idps[-1].epoch_idx == 2  # nothing to be patient with
+
+
+def test_a_stopper_of_another_monitor_warns_for_itself():
+    stopper = EarlyStopping(MonitorSpec("error"), patience=1)
+    asked = params(n_epochs=2, metrics=[MetricSpec("nll")], monitor=MonitorSpec("loss"))
+    with pytest.warns(RuntimeWarning, match=r"val\.error has no value") as caught:
+        built().train(asked, eval_step_fn=silent, callbacks=[stopper])
+    assert len([w for w in caught if "has no value" in str(w.message)]) == 1
+
+
+def test_a_stopper_in_another_run_reads_that_runs_direction():
+    stopper = EarlyStopping(MonitorSpec("score"), patience=1)
+
+    def growing(ctx):
+        return NNEvaluationDataPoint(metrics={"score": float(ctx.epoch_idx)})
+
+    def epochs(declared):
+        asked = params(n_epochs=4, metrics=[MetricSpec(declared, name="score")])
+        run = built().train(asked, eval_step_fn=growing, callbacks=[stopper])
+        return run.idps[-1].epoch_idx + 1
+
+    assert epochs("accuracy") == 4  # a growing accuracy improves
+    assert stopper.monitor_spec.mode == "max"
+    assert epochs("nll") == 2  # a growing likelihood loss does not
+    assert stopper.monitor_spec.mode == "min"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -145,3 +147,30 @@ def test_records_import_neither_torch_nor_numpy():
     code = "import nnx.records, sys; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@given(edps)
+def test_equal_records_have_equal_hashes(edp):
+    again = NNEvaluationDataPoint.from_state(edp.state())
+    assert hash(again) == hash(edp)
+    assert len({idp(train_edp=edp), idp(train_edp=again)}) == 1
+
+
+def test_the_metrics_of_a_record_are_its_own_and_read_only():
+    given_extra, given_metrics = {"a": 1.0}, {"nll": 0.5}
+    record = NNEvaluationDataPoint(extra=given_extra, metrics=given_metrics)
+    given_extra["a"], given_metrics["nll"] = 2.0, 0.1
+    assert (record.extra, record.metrics) == ({"a": 1.0}, {"nll": 0.5})
+    for mapping in (record.extra, record.metrics, NNEvaluationDataPoint().extra):
+        with pytest.raises(TypeError):
+            mapping["a"] = 3.0
+    assert record.with_extra("b", 2.0).extra == {"a": 1.0, "b": 2.0}
+    assert record.extra == {"a": 1.0}
+    assert pickle.loads(pickle.dumps(record)) == record
+    assert copy.deepcopy(record) == record
+    assert type(record.state()["extra"]) is dict
+
+
+def test_what_is_no_mapping_is_no_extra():
+    with pytest.raises(TypeError):
+        NNEvaluationDataPoint(extra=3)

@@ -11,10 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from nnx.utils.jsonlike import FrozenDict
+
 if TYPE_CHECKING:
     import numpy as np
 
     from nnx.params import MonitorRecord
+
+_NOTHING: FrozenDict[str, float] = FrozenDict()
+
+
+def _nothing() -> FrozenDict[str, float]:
+    return _NOTHING  # one for all: a record is made for every batch
+
 
 _SCORES = ("f1", "recall", "accuracy", "precision", "loss", "error")
 
@@ -24,7 +33,7 @@ class NNEvaluationDataPoint:
     """Scores of one batch, one loader or one epoch; unknown ones are ``None``.
 
     ``extra`` holds the user's own metric functions, ``metrics`` the declared
-    and task metrics. ``kind``, ``count`` (valid targets) and ``status`` ("ok"
+    and task metrics; both are read-only copies. ``kind``, ``count`` (valid targets) and ``status`` ("ok"
     or "empty") are set by a declared task.
     """
 
@@ -34,11 +43,17 @@ class NNEvaluationDataPoint:
     precision: float | None = None
     loss: float | None = None
     error: float | None = None
-    extra: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, float] = field(default_factory=_nothing)
     kind: str | None = None
     count: int | None = None
     status: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=_nothing)
+
+    def __post_init__(self) -> None:
+        if type(self.extra) is not FrozenDict:
+            object.__setattr__(self, "extra", FrozenDict(self.extra))
+        if type(self.metrics) is not FrozenDict:
+            object.__setattr__(self, "metrics", FrozenDict(self.metrics))
 
     def state(self) -> dict[str, Any]:
         """The six scores always; everything else only when set.
@@ -76,11 +91,11 @@ class NNEvaluationDataPoint:
             precision=state.get("precision"),
             loss=state.get("loss"),
             error=state.get("error"),
-            extra=dict(state.get("extra") or {}),
+            extra=FrozenDict(state.get("extra") or ()),
             kind=state.get("kind"),
             count=None if count is None else int(count),
             status=state.get("status"),
-            metrics=dict(state.get("metrics") or {}),
+            metrics=FrozenDict(state.get("metrics") or ()),
         )
 
     @staticmethod

@@ -80,14 +80,15 @@ class EarlyStopping(Callback):
         return self._selected if self.monitor_spec is None else self.monitor_spec.key
 
     def bind_monitor(self, metrics: Sequence[MetricSpec]) -> None:
-        """Take the direction of a declared metric; refuse an undeclared one."""
-        if self.monitor_spec is not None:
-            self.monitor_spec = self.monitor_spec.resolve(metrics, owner="EarlyStopping.monitor")
+        """Take the direction that this run declares; refuse an undeclared metric."""
+        if isinstance(self.monitor, MonitorSpec):
+            self.monitor_spec = self.monitor.resolve(metrics, owner="EarlyStopping.monitor")
 
     def on_train_begin(self, ctx: _CallbackContext) -> None:
         self._reset()
         if self.monitor_spec is not None:
-            self._tracker = MonitorTracker(self.monitor_spec, warn_missing=True)
+            alone = self.monitor_spec != _monitor_of(ctx)  # else the run itself warns
+            self._tracker = MonitorTracker(self.monitor_spec, warn_missing=alone)
 
     def on_epoch_end(self, ctx: _CallbackContext) -> None:
         improved = self._improved(ctx)
@@ -196,6 +197,15 @@ class EarlyStopping(Callback):
         if spec is not None:
             return spec.state()
         return {"metric": self.monitor, "mode": self.mode, "min_delta": self.min_delta}
+
+
+def _monitor_of(ctx: _CallbackContext) -> MonitorSpec | None:
+    """What the run itself watches, if it watches anything by name."""
+    run = getattr(ctx, "run", None)
+    if run is None:
+        return None
+    params = run.train if run.trainer is None else run.trainer
+    return None if params.monitor is None else params.monitor.resolve(params.metrics)
 
 
 def _check_field(monitor: Any) -> None:

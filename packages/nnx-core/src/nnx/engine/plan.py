@@ -228,7 +228,7 @@ def train_of(params: Any) -> Any:
 def _tracker(params: Any) -> MonitorTracker | None:
     if params.monitor is None:
         return None
-    return MonitorTracker(params.monitor.resolve(params.metrics))
+    return MonitorTracker(params.monitor.resolve(params.metrics), warn_missing=True)
 
 
 def _recorder(request: FitRequest, callbacks: tuple[Any, ...]) -> EpochRecorder:
