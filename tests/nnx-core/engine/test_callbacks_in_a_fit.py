@@ -16,6 +16,7 @@ from nnx import (
     MonitorSpec,
     NNCheckpoint,
     NNEvaluationDataPoint,
+    NNCheckpointTransform,
     NNParamGroupSpec,
     NNRun,
     NNSchedulerParams,
@@ -26,6 +27,7 @@ from nnx import (
     supervised_objective,
 )
 from nnx.history import HistoryJournal
+from nnx.plugins.manager import registry
 
 HOOKS = ("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end")
 
@@ -594,3 +596,80 @@ def test_early_stopping_watches_the_training_split_of_a_run_that_declares_nothin
         callbacks=[EarlyStopping(spec, patience=2)],
     )
     assert declared.idps[-1].epoch_idx == 2
+
+
+def factorize(ctx):
+    """Put two factors in place of the first layer."""
+    first = ctx.model.net.layers[0]
+    u, s, vh = torch.linalg.svd(first.weight.detach(), full_matrices=False)
+    pair = torch.nn.Sequential(
+        torch.nn.Linear(first.in_features, 2, bias=False), torch.nn.Linear(2, first.out_features)
+    )
+    with torch.no_grad():
+        pair[0].weight.copy_(s[:2, None] * vh[:2])
+        pair[1].weight.copy_(u[:, :2])
+        pair[1].bias.copy_(first.bias)
+    ctx.model.net.layers[0] = pair
+
+
+@pytest.mark.parametrize(("hook", "epoch"), [("on_train_end", 1), ("on_epoch_end", 0)])
+def test_a_topology_change_that_nothing_declares_never_replaces_last(kit, hook, epoch):
+    class Changes(Callback):
+        pass
+
+    def change(ctx):
+        if hook == "on_train_end" or ctx.epoch == 1:
+            factorize(ctx)
+
+    changes = Changes()
+    setattr(Changes, hook, lambda self, ctx: change(ctx))
+    model = kit.model()
+    with pytest.raises(ValueError) as caught:
+        model.train(kit.train_params(n_epochs=2), callbacks=[changes])
+    message = str(caught.value)
+    assert "layers.0.weight" in message
+    assert "checkpoint_transforms" in message
+    [run] = (path.parent for path in Path("runs").glob("*/run.yaml") if path.parent.name != "best")
+    last = NNCheckpoint.load(run.name, Checkpoints.LAST)
+    assert last.idp.epoch_idx == epoch
+    assert "layers.0.weight" in type(model).from_checkpoint(last).net.state_dict()
+    resumed = kit.model().train(kit.train_params(n_epochs=1, resume_from_run_id=run.name))
+    assert resumed.idps[-1].epoch_idx == epoch + 1
+
+
+def test_a_submodule_attached_in_training_is_no_change_of_the_net(kit):
+    def attach(ctx):
+        ctx.model.net.probe = torch.nn.Linear(2, 2)
+
+    run = kit.model().train(kit.train_params(n_epochs=2), callbacks=[at("on_epoch_end", attach)])
+    assert "probe.weight" in NNCheckpoint.load(run.id, Checkpoints.LAST).net_state
+
+
+def test_a_declared_transform_that_changes_no_shapes_keeps_last_resumable(kit):
+    class Doubles(Callback):
+        def on_train_end(self, ctx):
+            replay(ctx.model.net, {})
+
+        def checkpoint_transforms(self):
+            return (NNCheckpointTransform(name="acme.double", version=1, options={}),)
+
+    def replay(net, options):
+        with torch.no_grad():
+            net.layers[0].weight.mul_(2)
+        return net
+
+    registry("transform").register("acme.double", 1, replay, owner="test")
+    try:
+        whole = kit.model()
+        whole.train(kit.train_params(n_epochs=3), salt="whole")
+        model = kit.model()
+        run = model.train(kit.train_params(n_epochs=1), callbacks=[Doubles()])
+        last = NNCheckpoint.load(run.id, Checkpoints.LAST)
+        assert [t.name for t in last.transforms] == ["acme.double"]
+        assert kit.same(last.net_state, kit.weights(model.net))
+        assert kit.same(type(model).from_checkpoint(last).net.state_dict(), last.net_state)
+        rest = kit.model()
+        rest.train(kit.train_params(n_epochs=2, resume_from_run_id=run.id))
+        assert kit.same(kit.weights(rest.net), kit.weights(whole.net))
+    finally:
+        registry("transform").unregister("acme.double", 1)

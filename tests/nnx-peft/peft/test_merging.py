@@ -179,3 +179,53 @@ def test_the_base_of_a_shared_container_merges_once():
     assert merge_adapters(model, unload=True) == 1
     assert type(model["second"][0]) is nn.Linear
     torch.testing.assert_close(model["first"](x), expected)
+
+
+def quantized(net):
+    torchao = pytest.importorskip("torchao.quantization")
+    torchao.quantize_(net, torchao.Int8WeightOnlyConfig())
+    return net
+
+
+def stack():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 16)).eval()
+
+
+def test_an_int8_base_is_refused_before_a_layer_is_merged():
+    model = stack()
+    quantized(model[2])
+    apply_lora_to(model, "*")
+    x = torch.randn(3, 32)
+    expected = model(x)
+    with pytest.raises(ValueError, match=r"'2\.base\.weight' holds a Int8Tensor of torch.float32"):
+        merge_adapters(model)
+    assert not any(layer.merged for layer in (model[0], model[2]))
+    assert torch.equal(model(x), expected)
+
+
+def test_a_failure_in_the_middle_unmerges_what_was_merged(monkeypatch):
+    model = trained(lora)
+    before = bits(model.state_dict())
+    monkeypatch.setattr(model[4], "merged_tensors", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        merge_adapters(model)
+    weights = {n: p.detach().clone().view(torch.uint8) for n, p in model.named_parameters()}
+    assert all(torch.equal(weights[n], before[n]) for n in weights)
+    assert not model[0].merged
+
+
+def test_a_net_quantized_after_the_merge_changes_modes_and_says_that_the_merge_is_final():
+    model = stack()
+    apply_lora_to(model, "*")
+    with torch.no_grad():
+        model[0].lora_B.normal_()
+    x = torch.randn(3, 32)
+    merge_adapters(model)
+    expected = model(x)
+    quantized(model)
+    model.train()
+    torch.testing.assert_close(model(x), expected, atol=0.2, rtol=0.1)
+    assert type(model.state_dict()["0.base.weight"]).__name__ == "Int8Tensor"
+    with pytest.raises(ValueError, match=r"were replaced \(quantized\?\) since"):
+        unmerge_adapters(model)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from nnx.models import state_topology
-from nnx.peft import apply_lora_to
+from nnx.peft import LoRALinear, apply_lora_to, merge_adapters, unmerge_adapters
 from nnx.plugins.manager import registry
 from nnx.plugins.siblings import install_line
 from torch import nn
@@ -263,3 +263,28 @@ def test_lora_on_quantized_weights_trains_and_leaves_them_alone():
     optimizer.step()
     assert not torch.equal(model.net(x), before)
     assert torch.equal(model.net[0].base.weight.dequantize(), weight)
+
+
+def test_a_copy_of_a_merged_net_has_the_update_in_its_plain_layers():
+    model = Model()
+    apply_lora_to(model.net, "*", r=2)
+    with torch.no_grad():
+        for layer in model.net:
+            if isinstance(layer, LoRALinear):
+                layer.lora_B.normal_()
+    model.net.eval()
+    x = torch.randn(4, 32)
+    merge_adapters(model.net)
+    expected = model.net(x)
+    small = quantize_int8(model)
+    assert not any(isinstance(m, LoRALinear) for m in small.net.modules())
+    torch.testing.assert_close(small.net(x), expected, atol=0.3, rtol=0.1)
+    small.net.train()
+    small.net.eval()
+    assert torch.equal(model.net(x), expected)
+    assert unmerge_adapters(model.net)
+
+
+def test_a_bare_module_is_refused_with_the_way_out():
+    with pytest.raises(TypeError, match=r"takes an NNModel, not a Linear; wrap it in NNModel"):
+        quantize_int8(nn.Linear(2, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -39,10 +40,12 @@ __all__ = [
     "check_state_topology",
     "check_topology",
     "check_wrapped_weights",
+    "describe_borrowed",
     "module_topology",
     "register_model_factory",
     "registered_model_factories",
     "resolve_model_factory",
+    "same_topology",
     "state_topology",
     "unregister_model_factory",
 ]
@@ -149,6 +152,32 @@ def check_state_topology(
         raise ValueError(f"{what} has another topology than the saved weights: {shown}")
 
 
+def same_topology(
+    before: Mapping[str, Any], now: Mapping[str, Any], *, attached: bool = False
+) -> bool:
+    """Whether two :func:`state_topology` agree; a lazy tensor agrees with any shape.
+
+    With ``attached``, submodules that ``now`` has under names of their own are left out.
+    """
+    now = _without_attached(now, before) if attached else now
+    return before.keys() == now.keys() and all(
+        None in (shape, now[name]) or shape == now[name] for name, shape in before.items()
+    )
+
+
+def describe_borrowed(model: Model) -> None:
+    """Describe a borrowed module anew when its tensors changed since (adapters were put in).
+
+    A run, its id and its checkpoints then name the module that loads them.
+    """
+    if not isinstance(model.params.net, RuntimeModule):
+        return
+    now = state_topology(model.net)
+    if not same_topology(model.recorded_topology or {}, now):
+        model.params = dataclasses.replace(model.params, net=RuntimeModule.of(model.net))
+        model.recorded_topology = now
+
+
 def check_topology(model: Model) -> None:
     """Refuse a model whose weights could not be loaded into what its run rebuilds.
 
@@ -246,7 +275,7 @@ class Model(Protocol):
     :class:`nnx.NNModel` is one. ``task_adapter`` is the declared task's
     :class:`~nnx.tasks.TaskAdapter`, ``None`` without one. ``transforms`` are the recorded
     changes of the net's topology, and ``recorded_topology`` is its :func:`state_topology`
-    after the last of them, ``None`` of a borrowed module.
+    after the last of them (of a borrowed module, when it was described).
     """
 
     net: nn.Module

@@ -97,7 +97,7 @@ class NNModel:
         self.batch_adapter = batch_adapter
         self._task_adapter = adapter
         self.compiled: CompiledForward | None = None  # set for the time of a compiled fit
-        self.recorded_topology = None if module is not None else state_topology(self.net)
+        self.recorded_topology = state_topology(self.net)
 
     @property
     def task_adapter(self) -> TaskAdapter | None:

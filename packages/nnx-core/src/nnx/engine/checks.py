@@ -17,7 +17,7 @@ from nnx.finetune.param_groups import check_patterns
 from nnx.models import check_topology, check_wrapped_weights, state_topology
 from nnx.monitors import check_metrics
 from nnx.objectives import check_step_precision, check_update_owner
-from nnx.params import MonitorSpec, NNTrainerParams, NNTrainParams
+from nnx.params import MonitorSpec, NNTrainerParams, NNTrainParams, RuntimeModule
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
@@ -156,7 +156,7 @@ def _check_monitor(request: FitRequest, spec: MonitorSpec) -> None:
 def check_reconstructible(model: Any) -> None:
     """Refuse low-rank factors in place of a layer of a model without a recipe."""
     layout = model.recorded_topology
-    if layout is None:
+    if layout is None or isinstance(model.params.net, RuntimeModule):
         return
     now = state_topology(model.net)
     for name in layout:

@@ -9,7 +9,7 @@ from nnx.engine import rng
 from nnx.engine.batches import is_stateful, loader_length
 from nnx.engine.topology import optimizer_topology
 from nnx.enums import Checkpoints
-from nnx.models import state_topology
+from nnx.models import same_topology, state_topology
 from nnx.params import NNParams
 from nnx.store import NNCheckpoint
 
@@ -25,6 +25,7 @@ def epoch(session: FitSession, last: NNIterationDataPoint, *, improved: bool) ->
     history -> LAST -> phase and BEST -> the checkpoints that callbacks asked for.
     """
     session.note_compilation()
+    check_topology_kept(session)
     checkpoint = make_checkpoint(session, last)
     deferred = dict.fromkeys(session.ctx.take_deferred(), checkpoint)
     session.writer.commit_epoch(
@@ -38,8 +39,27 @@ def epoch(session: FitSession, last: NNIterationDataPoint, *, improved: bool) ->
     session.committed = last
 
 
+def check_topology_kept(session: FitSession) -> None:
+    """Refuse to write a net that took another shape in training: nothing could load it.
+
+    What a recorded transform changed before training is part of what is compared
+    with; a submodule attached under a name of its own is left out by a reload.
+    """
+    before, now = session.topology, state_topology(session.model.net)
+    if same_topology(before, now, attached=True):
+        return
+    changed = [n for n in {**before, **now} if before.get(n, "") != now.get(n, "")]
+    raise ValueError(
+        f"the net's topology was changed while it trained ({', '.join(changed[:5])}), and no "
+        "transform declares it, so a checkpoint of it could not be loaded again. Nothing was "
+        "written: LAST is what it was. Change the net before training, record the change with a "
+        "nnx.transforms.TransformRecipe, or declare it in the callback's checkpoint_transforms"
+    )
+
+
 def step_point(session: FitSession, step: StepRunner, *, consumed: int) -> None:
     """Write a resume point inside the epoch, after ``consumed`` of its batches."""
+    check_topology_kept(session)
     session.flush()
     partial = session.partial_records()
     state = training_state(session, completed_epoch=session.epoch - 1)
@@ -60,9 +80,8 @@ def step_point(session: FitSession, step: StepRunner, *, consumed: int) -> None:
 
 
 class NetBefore(NamedTuple):
-    """The net before a conversion: its shapes, weights, and each optimizer's parameters."""
+    """The net before a conversion: its weights, and each optimizer's parameters."""
 
-    topology: dict[str, Any]
     weights: dict[str, Any]
     owned: dict[str, Any]
 
@@ -70,7 +89,6 @@ class NetBefore(NamedTuple):
     def of(session: FitSession) -> NetBefore:
         net = session.model.net
         return NetBefore(
-            topology=state_topology(net),
             weights=copy.deepcopy(net.state_dict()),
             owned={name: optimizer_topology(net, o) for name, o in session.optimizers.items()},
         )
@@ -89,8 +107,8 @@ def _keeps_position(session: FitSession) -> bool:
 def refresh_last(session: FitSession, *, before: NetBefore | None) -> None:
     """Write LAST again after ``on_train_end``, with what the callbacks made of the net.
 
-    ``before`` is the net from before the hooks when they changed its topology: what
-    a resume continues from. The random streams stay those
+    ``before`` is the net from before the hooks: what a resume continues from when
+    they declare a transform. The random streams stay those
     of the epoch's end, where an uninterrupted run would have gone on.
     """
     if session.committed is None:
@@ -101,6 +119,9 @@ def refresh_last(session: FitSession, *, before: NetBefore | None) -> None:
         for callback in session.callbacks
         for transform in callback.checkpoint_transforms()
     )
+    if not converted:
+        check_topology_kept(session)
+        before = None
     checkpoint = make_checkpoint(session, session.committed, extra=converted)
     state = training_state(session, completed_epoch=session.epoch)
     state["rng_state"] = session.rng_at_end

@@ -60,6 +60,11 @@ def _train(session: FitSession) -> None:
 
 def _start(session: FitSession) -> None:
     """Seed, restore, let the callbacks begin, restore their state."""
+    _begin(session)
+    session.topology = state_topology(session.model.net)
+
+
+def _begin(session: FitSession) -> None:
     plan = session.plan
     if plan.resume.point is None:
         if plan.params.seed is not None:
@@ -90,8 +95,7 @@ def _end(session: FitSession) -> None:
     before = _snapshot(session) if hooked else None
     session.end()
     if hooked and not session.discarded:
-        changed = before is not None and state_topology(session.model.net) != before.topology
-        commit.refresh_last(session, before=before if changed else None)
+        commit.refresh_last(session, before=before)
 
 
 def _snapshot(session: FitSession) -> commit.NetBefore | None:

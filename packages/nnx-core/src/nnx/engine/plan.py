@@ -16,6 +16,7 @@ from nnx.engine.compiled import check_compile, compiled_forward
 from nnx.engine.decision import Judge
 from nnx.engine.step import default_train_step
 from nnx.engine.update import UpdateEngine
+from nnx.models import describe_borrowed
 from nnx.monitors import MonitorTracker
 from nnx.objectives import check_objective_run
 from nnx.optimizers import build_optimizer
@@ -108,6 +109,7 @@ def plan_fit(request: FitRequest, ranks: Alone) -> FitPlan:
     checks.check_param_groups(request, optim_params)
     resume.check_request(params, _schedules(request))
 
+    describe_borrowed(model)
     run = _run(request, precision)
     run.ensure_writable(overwrite=params.overwrite_existing)
     ranks.shard(model)

@@ -47,7 +47,7 @@ def rebuild(
     if batch_adapter is not None:
         kwargs["batch_adapter"] = batch_adapter
     if isinstance(params.net, RuntimeModule):
-        _check_runtime(params.net, module)
+        _check_runtime(checkpoint, params.net, module)
         kwargs["module"] = module
         check_state_topology(module, weights, what="module=")
     elif module is not None:
@@ -81,16 +81,23 @@ def _without(net_state: Mapping[str, Any], exclude: Sequence[str]) -> dict[str, 
     return {k: v for k, v in net_state.items() if k.split(".", 1)[0] not in set(exclude)}
 
 
-def _check_runtime(descriptor: RuntimeModule, module: Any) -> None:
+def _check_runtime(checkpoint: NNCheckpoint, descriptor: RuntimeModule, module: Any) -> None:
     if module is None:
         raise MissingModelFactoryError(
             f"this checkpoint holds a runtime-only module ({descriptor.module}), which no factory "
             "can rebuild; pass a fresh instance as module="
         )
+    if checkpoint.transforms:
+        names = ", ".join(transform.name for transform in checkpoint.transforms)
+        raise ValueError(
+            f"this checkpoint of a runtime-only module ({descriptor.module}) records {names}, which "
+            "is replayed on a net that a factory builds, not on a caller's instance. Load an "
+            "earlier checkpoint of the run, or register a factory and train from a ModelSpec"
+        )
     if module_topology(module) != descriptor.topology:
         raise ValueError(
             f"module= has another topology than the checkpoint's {descriptor.module}; build it "
-            "with the same layers and hyperparameters"
+            "with the same layers, adapters and hyperparameters"
         )
 
 

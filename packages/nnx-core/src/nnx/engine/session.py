@@ -53,6 +53,7 @@ class FitSession:
         # A history journal bounds what waits in memory; without one an epoch's rows wait.
         self._rows_at_most = None if plan.history is None else plan.history.chunk
 
+        self.topology: Mapping[str, Any] = {}  # of the net, once the callbacks have begun
         self.epoch = plan.start_epoch
         self.global_step = plan.resume.start_step
         self.committed_updates = plan.resume.start_updates

@@ -78,6 +78,9 @@ class ExperimentManifest:
         so that resuming keeps the fingerprint. ``preprocessing`` is a fitted
         transform, whose state is recorded. Builds nothing and reads no loader.
         """
+        from nnx.models import describe_borrowed
+
+        describe_borrowed(model)
         params, net = model.params, model.net_params
         task = None if params.task is None else thaw(freeze(params.task.state(), "task"))
         descriptor = {k: v for k, v in params.state().items() if k not in ("task", "device")}

@@ -58,30 +58,51 @@ class AdaptedLayer(nn.Module):
         """Fold the adapter into the base; ``False`` when it already is."""
         if self.merged:
             return False
-        for name, value in self.merged_tensors().items():
-            parameter = self.base.get_parameter(name)
-            setattr(self, f"_unmerged_{name}", parameter.detach().clone())
-            parameter.copy_(value)
+        merged = self.merged_tensors()
+        own = {name: self.base.get_parameter(name).detach().clone() for name in merged}
+        for name, value in merged.items():
+            setattr(self, f"_unmerged_{name}", own[name])
+            self.base.get_parameter(name).copy_(value)
         self.merged = True
         return True
 
     @torch.no_grad()
     def unmerge(self) -> bool:
-        """Restore the base's own tensors; ``False`` when it is not merged."""
+        """Restore the base's own tensors; ``False`` when it is not merged.
+
+        Raises ``ValueError`` when the merged weights were replaced since (by
+        quantized ones): then the merge is final.
+        """
         if not self.merged:
             return False
+        self.check_unmergeable()
         for name, value in self._unmerged().items():
             self.base.get_parameter(name).copy_(value)
             setattr(self, f"_unmerged_{name}", None)
         self.merged = False
         return True
 
+    def check_unmergeable(self) -> None:
+        """Refuse to unmerge where the merged weights are there no more."""
+        if self._merge_is_final():
+            raise ValueError(
+                f"the weights of a merged {type(self.base).__name__} were replaced (quantized?) "
+                "since, so they cannot be taken apart again; keep a copy from before"
+            )
+
+    def _merge_is_final(self) -> bool:
+        return any(not is_plain(self.base._parameters.get(name)) for name in self._stored())
+
     def train(self: Self, mode: bool = True) -> Self:
-        if mode:
+        if mode and not self._merge_is_final():
             self.unmerge()
         return super().train(mode)
 
     def _unmerged(self) -> Mapping[str, torch.Tensor]:
+        """The base's own tensors while merged, unless the merge is final."""
+        return {} if self._merge_is_final() else self._stored()
+
+    def _stored(self) -> Mapping[str, torch.Tensor]:
         stored = {name: getattr(self, f"_unmerged_{name}") for name in self.mergeable}
         return {name: value for name, value in stored.items() if value is not None}
 
@@ -93,8 +114,18 @@ class AdaptedLayer(nn.Module):
         return state
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.unmerge()
+        if not self._merge_is_final():
+            self.unmerge()
         super()._load_from_state_dict(*args, **kwargs)
+
+
+def is_plain(parameter: nn.Parameter | None) -> bool:
+    """Whether it is a parameter of floats that can be written in place (no quantized one)."""
+    return (
+        type(parameter) is nn.Parameter
+        and parameter.layout is torch.strided
+        and parameter.is_floating_point()
+    )
 
 
 def floating_weight(base: nn.Module) -> torch.Tensor:

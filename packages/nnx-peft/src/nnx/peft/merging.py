@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from nnx.peft.base import AdaptedLayer
+from collections.abc import Iterable
+
+import torch
+from nnx.peft.base import AdaptedLayer, is_plain
 from nnx.peft.placement import Slot, slots
 from torch import nn
 
@@ -20,25 +23,45 @@ def merge_adapters(module: nn.Module, *, unload: bool = False) -> int:
     base layer, which stays frozen, and the names lose their ``.base.`` segment.
 
     Raises ``ValueError``, and changes nothing, when a base weight is not a
-    plain parameter or is shared with another layer, which merging would change
-    too.
+    plain parameter of floats (a quantized one cannot hold the sum) or is shared
+    with another layer, which merging would change too.
     """
     if unload and isinstance(module, AdaptedLayer):
         raise ValueError("the root is itself a wrapper; merge without unload and take its .base")
     places = _wrapper_slots(module)
     wrappers = {id(slot.module): slot.module for slot in places}
     _refuse_unmergeable(module, list(wrappers.values()))  # type: ignore[arg-type]
-    count = sum(wrapper.merge() for wrapper in wrappers.values())  # type: ignore[operator]
+    merged: list[AdaptedLayer] = []
+    try:
+        for wrapper in wrappers.values():
+            if wrapper.merge():  # type: ignore[operator]
+                merged.append(wrapper)  # type: ignore[arg-type]
+    except BaseException:
+        for done in merged:
+            done.unmerge()
+        raise
     if unload:
-        for slot in places:
-            setattr(slot.parent, slot.name, slot.module.base)
+        _unload(places)
         return len(wrappers)
-    return count
+    return len(merged)
 
 
 def unmerge_adapters(module: nn.Module) -> int:
     """Undo :func:`merge_adapters`, restoring every base bit for bit; return how many."""
-    return sum(m.unmerge() for m in module.modules() if isinstance(m, AdaptedLayer))
+    layers = [m for m in module.modules() if isinstance(m, AdaptedLayer)]
+    for layer in layers:
+        layer.check_unmergeable()
+    return sum(layer.unmerge() for layer in layers)
+
+
+def unload_merged(module: nn.Module) -> None:
+    """Give the places of merged wrappers below ``module`` to their plain bases, for good."""
+    _unload(slot for slot in _wrapper_slots(module) if slot.module.merged and slot.path)
+
+
+def _unload(places: Iterable[Slot]) -> None:
+    for slot in places:
+        setattr(slot.parent, slot.name, slot.module.base)
 
 
 def _wrapper_slots(module: nn.Module) -> list[Slot]:
@@ -63,6 +86,14 @@ def _refuse_unmergeable(module: nn.Module, wrappers: list[AdaptedLayer]) -> None
                 raise ValueError(
                     f"the {name} of {type(wrapper.base).__name__} is computed (pruned or "
                     "parametrized), so nothing can be merged into it; make it plain first"
+                )
+            if not wrapper.merged and not is_plain(parameter):
+                kind = type(parameter.data).__name__ if parameter.layout is torch.strided else ""
+                where = " and ".join(map(repr, holders.get(id(parameter), [name])))
+                raise ValueError(
+                    f"{where} holds a {kind or parameter.layout} of {parameter.dtype}, which cannot "
+                    "take the adapter's update; keep the adapters unmerged, or merge into the "
+                    "floating-point net first and quantize that"
                 )
             names = holders.get(id(parameter), [])
             if len(names) > 1:

@@ -34,6 +34,7 @@ _SHOWN = 5
 
 def adapter_parameters(root: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters that an adapter below ``root`` owns."""
+    module: Any
     for module in root.modules():
         if hasattr(module, "adapter_parameters"):
             yield from module.adapter_parameters()
@@ -235,9 +236,10 @@ def _frozen(module: nn.Module) -> set[str]:
 
 def _bases(module: nn.Module) -> set[str]:
     """The state-dict keys of what adapters were put on."""
+    children: Iterator[tuple[str, Any]] = module_paths(module)
     bases = (
         f"{path}.{child.adapted_child}" if path else child.adapted_child
-        for path, child in module_paths(module)
+        for path, child in children
         if hasattr(child, "adapted_child")
     )
     return keys_below(module, bases)
