@@ -173,7 +173,7 @@ def describe_borrowed(model: Model) -> None:
     if not isinstance(model.params.net, RuntimeModule):
         return
     now = state_topology(model.net)
-    if not same_topology(model.recorded_topology or {}, now):
+    if not same_topology(model.recorded_topology, now):
         model.params = dataclasses.replace(model.params, net=RuntimeModule.of(model.net))
         model.recorded_topology = now
 
@@ -187,7 +187,7 @@ def check_topology(model: Model) -> None:
     ``exclude_submodules``.
     """
     descriptor, recorded = model.params.net, model.recorded_topology
-    if isinstance(descriptor, RuntimeModule) or recorded is None:
+    if isinstance(descriptor, RuntimeModule):
         return
     check_wrapped_weights(model)
     topology = _without_attached(state_topology(model.net), recorded)
@@ -285,7 +285,7 @@ class Model(Protocol):
     device: torch.device
     batch_adapter: BatchAdapter | None
     transforms: tuple[NNCheckpointTransform, ...]
-    recorded_topology: dict[str, tuple[int, ...] | None] | None
+    recorded_topology: dict[str, tuple[int, ...] | None]
     compiled: Any  # the compiled forward of a fit in progress
 
     @property

@@ -155,9 +155,9 @@ def _check_monitor(request: FitRequest, spec: MonitorSpec) -> None:
 
 def check_reconstructible(model: Any) -> None:
     """Refuse low-rank factors in place of a layer of a model without a recipe."""
-    layout = model.recorded_topology
-    if layout is None or isinstance(model.params.net, RuntimeModule):
+    if isinstance(model.params.net, RuntimeModule):
         return
+    layout = model.recorded_topology
     now = state_topology(model.net)
     for name in layout:
         stem, _, leaf = name.rpartition(".")
