@@ -8,6 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from made_runs import make_run
+from nnx import (
+    Losses,
+    Nets,
+    NNEvaluationDataPoint,
+    NNModel,
+    NNModelParams,
+    NNParams,
+    NNTrainParams,
+)
 from nnx.history import HistoryJournal
 from nnx.store.predictions import load_predictions, save_predictions
 from nnx.viz.report import read_run, write_report
@@ -39,6 +48,28 @@ class TestReading:
         assert view.total_steps == 20
         errors = [r.val_edp.error for r in view.epochs]
         assert view.improved == {e for e in range(5) if errors[e] == min(errors[: e + 1])}
+
+    def test_a_continued_run_improves_only_on_the_best_that_it_took_over(self, root):
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(32, 4, generator=generator), torch.arange(32) % 2
+        loader = DataLoader(TensorDataset(*rows), batch_size=16)
+        errors = [0.4, 0.6, 0.5, 0.3]
+
+        def train(n_epochs, **resume):
+            net = NNParams(input_dim=4, output_dim=2, hidden_dims=[4], dropout_prob=0.0)
+            model = NNModel(net, NNModelParams(net=Nets.FEED_FWD, loss=Losses.CROSS_ENTROPY))
+            params = NNTrainParams(
+                n_epochs=n_epochs, train_loader=loader, val_loader=loader, seed=0, **resume
+            )
+            return model.train(
+                params,
+                eval_step_fn=lambda ctx: NNEvaluationDataPoint(error=errors[ctx.epoch_idx]),
+            )
+
+        first = train(1)
+        second = train(3, resume_from_run_id=first.id)
+        assert read_run(first.id, root).improved == {0}
+        assert read_run(second.id, root).improved == {3}
 
     def test_long_histories_are_thinned_and_keep_epoch_ends(self, root):
         run = make_run(root, n_epochs=6, batches=900)

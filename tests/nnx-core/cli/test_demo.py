@@ -22,7 +22,10 @@ def test_the_demo_kills_resumes_and_finds_equal_bits(tmp_path: Path, process: Nn
     assert "SIGKILL: run" in text
     for what in ("weights (6,274 numbers)", "optimizer state", "history (520 batches"):
         assert what in text
-    assert text.count("equal, bit for bit") == 3
+    for what in ("best checkpoint (epoch", "runs/best", "test accuracy (", "stored predictions"):
+        assert what in text
+    assert "nnx predict of all of breast-cancer.csv" in text
+    assert text.count("equal, bit for bit") == 8
     assert "DIFFERENT" not in text
     assert "accuracy" in text
     assert "stopped" in text

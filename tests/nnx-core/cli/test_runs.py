@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from nnx.history import HistoryJournal
 from nnx.provenance import ExperimentManifest
-from nnx.store import RunWriter
+from nnx.store import RunWriter, inherited
 from nnx.store.lease import lease
 from nnx.store.paths import RunPaths
 
@@ -26,8 +26,8 @@ store = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(store)
 
 
-def write(salt, epochs=2, *, error=0.3, **options):
-    run = store.make_run(3, salt=salt)
+def write(salt, epochs=2, *, error=0.3, data_id=None, **options):
+    run = store.make_run(3, salt=salt, data_id=data_id)
     with RunWriter.open(run, **options) as writer:
         for epoch in range(epochs):
             writer.extend(store.make_record(epoch, b, error=error) for b in range(2))
@@ -157,6 +157,34 @@ def test_best_prints_the_id_or_exits_with_one(nnx):
     )  # fmt: skip
     run = write("a")
     assert nnx("best").stdout == f"{run.id}\n"
+
+
+def test_best_says_what_it_compared_and_what_it_did_not(nnx, two):
+    _, finished = two
+    other = write("c", error=0.01, data_id="other rows")
+    write("d", error=0.02, data_id="other rows")
+    told = nnx("best")
+    assert told.stdout == f"{finished.id}\n"
+    assert told.stderr.splitlines() == [
+        "compared 2 runs by val.error of classification/2",
+        f"not compared: 2 runs by val.error of classification/2 on other rows, best {other.id}",
+    ]
+    listed = nnx("runs", "--sort", "best").stdout
+    ids = [finished.id[:8], other.id[:8]]  # those that can be compared, side by side
+    assert sorted(ids, key=listed.index) == ids
+
+
+def test_show_says_where_a_best_comes_from(nnx):
+    first = write("a", 2, error=0.1)
+    child = store.make_run(3, salt="b")
+    best = inherited.find(first.id, child.state(), until=1)
+    with RunWriter.open(child, best=best) as writer:
+        writer.append(store.make_record(2, 1, error=0.5))
+        checkpoint = store.make_checkpoint(2, idp=writer.idps[-1])
+        writer.commit_epoch(checkpoint, store.make_state(2))
+    (line,) = [row for row in nnx("show", child.id).stdout.splitlines() if "  best" in row]
+    assert line.endswith(f"with training state, taken over from run {first.id}")
+    assert line.startswith("  best     epoch 1, ")
 
 
 def test_rm_asks_first_and_moves_the_pointer(nnx, two, monkeypatch):

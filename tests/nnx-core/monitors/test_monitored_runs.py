@@ -28,6 +28,7 @@ from nnx import (
     register_metric,
     unregister_metric,
 )
+from nnx.store.election import best_run_id
 from torch.utils.data import DataLoader, TensorDataset
 
 NAN = math.nan
@@ -223,11 +224,25 @@ def test_a_run_with_metrics_loads_without_their_registration():
         built().train(params(metrics=[MetricSpec("test.half")], n_epochs=2))
 
 
-def test_a_monitored_run_is_never_the_best_of_all_runs(tmp_path):
-    built().train(params(monitor=MonitorSpec(), n_epochs=1))
-    assert not (tmp_path / "runs" / "best").exists()
-    built().train(params(n_epochs=1))
-    assert (tmp_path / "runs" / "best").exists()
+def test_monitored_runs_are_compared_with_each_other_alone(tmp_path):
+    def judged(salt, values, **kwargs):
+        return built().train(
+            params(n_epochs=len(values), metrics=[MetricSpec("nll")], **kwargs),
+            eval_step_fn=scripted(values), salt=salt,
+        )  # fmt: skip
+
+    first = judged("a", [0.6], monitor=NLL)
+    assert best_run_id() == first.id
+    judged("b", [0.7], monitor=NLL)
+    other = MonitorSpec("nll", mode="max")
+    judged("c", [0.1], monitor=other)  # another direction: another measure
+    assert best_run_id() == first.id
+    better = judged("d", [0.5], monitor=NLL)
+    assert best_run_id() == better.id
+    plain = judged("e", [0.9])  # validated without a monitor: it stands before them
+    assert best_run_id() == plain.id
+    judged("f", [0.1], monitor=NLL)
+    assert best_run_id() == plain.id
 
 
 def resumed(run, n_epochs, values, mode="stateful"):
@@ -255,14 +270,16 @@ def test_a_resumed_run_continues_the_decision():
     assert NNCheckpoint.load(second.id, Checkpoints.BEST).idp.epoch_idx == 4
 
 
-def test_without_an_improvement_the_resumed_run_has_no_best():
+def test_without_an_improvement_the_best_is_the_source_runs():
     values = [0.5, 0.8, 0.7, 0.6]
     first = built().train(
         params(n_epochs=1, metrics=[MetricSpec("nll")], monitor=NLL), eval_step_fn=scripted(values)
     )
     second = resumed(first, 3, values)
     assert not any(s.improved for s in selections(second))
-    assert NNCheckpoint.load(second.id, Checkpoints.BEST) is None
+    best = NNCheckpoint.load(second.id, Checkpoints.BEST)
+    assert best.idp.state() == NNCheckpoint.load(first.id, Checkpoints.BEST).idp.state()
+    assert (second.resume_status.best_run_id, second.resume_status.best_epoch) == (first.id, 0)
     fresh = resumed(first, 2, values, mode="weights_only")
     assert [s.improved for s in selections(fresh)] == [True, True]
 

@@ -101,15 +101,15 @@ def train(parts, root):
 @pytest.fixture
 def check_sound():
     """What must hold of a runs folder whatever was interrupted there."""
-    import math
     import os
 
-    from nnx.store import NNCheckpoint
+    from nnx.store import NNCheckpoint, standing
     from nnx.store.cleanup import collect
     from nnx.store.committed import NOTHING, committed_epoch
-    from nnx.store.election import best_run_id, run_names, score
+    from nnx.store.election import best_run_id, run_names
     from nnx.store.paths import RunPaths
     from nnx.store.points import verify_point, written_tags
+    from nnx.store.yamlio import read_yaml
     from nnx.utils.files import is_temporary_name
 
     def look(paths, committed: int, batches: int) -> None:
@@ -145,19 +145,20 @@ def check_sound():
                 assert not is_temporary_name(name), os.path.join(where, name)
                 assert not name.endswith(".staged"), os.path.join(where, name)
                 assert not name.startswith(".trash"), os.path.join(where, name)
-        scores = {}
+        found = {}
         for name in run_names(root):
             paths = RunPaths(root, name)
             assert paths.exists()
             look(paths, known.get(name, NOTHING), batches)
             best = NNCheckpoint.load(name, "best", root)
             if best is not None and committed_epoch(paths) != NOTHING:
-                scores[name] = score(best.idp)
-        finite = {name: value for name, value in scores.items() if value < math.inf}
+                found[name] = standing.of_record(
+                    best.idp, standing.grounds(read_yaml(paths.run_yaml))
+                )
         holder = best_run_id(root)
-        assert (holder is None) == (not finite)
+        assert (holder is None) == (not any(found.values()))
         if holder is not None:
-            assert finite[holder] == min(finite.values())
+            assert not any(one and one.beats(found[holder]) for one in found.values())
         assert collect(root) == []
 
     return check

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-from nnx.enums import Checkpoints
+from nnx.enums import Checkpoints, Losses
 from nnx.records import NNEvaluationDataPoint as E
 from nnx.records import NNIterationDataPoint
 from nnx.store import NNCheckpoint, NNRun, RunWriter, lease
-from nnx.store.election import best_run_id, elect, score
+from nnx.store.cleanup import collect
+from nnx.store.election import best_run_id, elect
+from nnx.store.paths import RunPaths
+from nnx.store.standing import score
 from nnx.utils import files
 
 nan, inf = math.nan, math.inf
@@ -29,7 +33,12 @@ def record(train=None, val=None, epoch=0):
     [
         (E(error=0.1, loss=0.2), E(error=0.3, loss=0.4), 0.3),
         (E(error=0.1), E(error=nan, loss=0.4), 0.4),
-        (E(error=0.1), E(error=inf, loss=-inf), 0.1),
+        (E(error=0.1), E(error=inf), 0.1),
+        (E(error=0.1), E(error=inf, loss=-inf), inf),  # a model that diverged has no score
+        (E(error=0.1), E(error=0.2, loss=nan), inf),
+        (E(error=0.2, loss=inf), None, inf),
+        (E(error=0.2, loss=nan), E(error=0.3, loss=0.4), 0.3),
+        (E(error=0.1), E(kind="regression", status="empty"), inf),
         (E(error=None, loss=0.7), E(), 0.7),
         (E(error=0.1, loss=0.2), None, 0.1),
         (E(error=nan, loss=nan), E(error=nan, loss=nan), inf),
@@ -69,12 +78,63 @@ def test_a_tie_keeps_the_incumbent_and_without_one_the_smallest_id(scored, root)
     assert elect("runs") == min(run.id for run in runs)
 
 
-def test_a_run_without_best_or_with_a_named_monitor_is_no_candidate(train, parts, scored, root):
+def test_a_run_without_best_is_no_candidate(train, parts, scored, root):
     train(parts.run(1, salt="no best"), 1, best=False, errors=[0.1])
-    scored("monitored", 0.1, monitor=True)
     assert not os.path.lexists("runs/best")
     owner = scored("plain", 0.5)
     assert best_run_id() == owner.id
+
+
+def variants(parts):
+    """A run, and runs whose BEST says something else than the first one's."""
+    squared = dataclasses.replace(parts.run().model, loss=Losses.MEAN_SQUARED_ERROR)
+    ten = dataclasses.replace(parts.run().net, output_dim=10)
+    return {
+        "plain": parts.run(1, salt="a"),
+        "task": dataclasses.replace(parts.run(1, salt="b"), model=squared),
+        "classes": dataclasses.replace(parts.run(1, salt="c"), net=ten),
+        "data": parts.run(1, salt="d", data_id="other rows"),
+        "monitor": parts.run(1, salt="e", monitor=True),
+    }
+
+
+@pytest.mark.parametrize("other", ["task", "classes", "data", "monitor"])
+def test_a_run_of_another_measure_never_takes_the_pointer(parts, train, root, other):
+    runs = variants(parts)
+    holder = train(runs["plain"], 1, errors=[0.3])
+    train(runs[other], 1, errors=[0.001])
+    assert best_run_id() == holder.id
+    assert elect("runs", incumbent=holder.id) == holder.id
+    assert collect("runs") == []
+    better = train(dataclasses.replace(runs["plain"], salt="better"), 1, errors=[0.2])
+    assert best_run_id() == better.id
+
+
+def test_the_holder_is_followed_by_the_best_that_is_comparable_with_it(parts, train, root):
+    runs = variants(parts)
+    holder = train(runs["plain"], 1, errors=[0.3])
+    next_one = train(dataclasses.replace(runs["plain"], salt="next"), 1, errors=[0.4])
+    train(runs["data"], 1, errors=[0.001])
+    train(dataclasses.replace(runs["data"], salt="more"), 1, errors=[0.001])
+    lease.remove(RunPaths("runs", holder.id))
+    assert best_run_id() == next_one.id
+
+
+def test_a_validated_run_takes_the_place_of_one_that_knows_its_training_alone(parts, root):
+    def fit(salt, edp, val):
+        with RunWriter.open(parts.run(1, salt=salt)) as writer:
+            writer.append(record(edp, val))
+            writer.commit_epoch(parts.checkpoint(0, idp=writer.idps[-1]), parts.state(0), best=True)
+            return writer.finish()
+
+    trained = fit("a", E(error=0.0, loss=0.0), None)  # 24 rows, all right
+    assert best_run_id() == trained.id
+    validated = fit("b", E(error=0.1, loss=0.3), E(error=0.2, loss=0.5))
+    assert best_run_id() == validated.id
+    fit("c", E(error=0.0, loss=0.0), None)
+    assert best_run_id() == validated.id
+    fit("d", E(), E(loss=0.01))  # a loss is no error rate
+    assert best_run_id() == validated.id
 
 
 def test_saving_a_run_without_its_best_cannot_claim_the_pointer(scored, parts, root):
@@ -150,7 +210,7 @@ def test_overwriting_the_only_run_leaves_no_pointer(scored, parts, root):
         assert not os.path.lexists("runs/best")
 
 
-def test_a_checkpoint_without_any_finite_value_gives_way_to_the_next_finite_one(parts, root):
+def test_a_checkpoint_whose_loss_is_not_finite_never_holds_the_pointer(parts, root):
     def fit(salt, edp):
         with RunWriter.open(parts.run(1, salt=salt)) as writer:
             writer.append(record(edp, edp))
@@ -158,10 +218,14 @@ def test_a_checkpoint_without_any_finite_value_gives_way_to_the_next_finite_one(
             return writer.finish()
 
     broken = fit("a", E(error=nan, loss=nan))
-    assert best_run_id() == broken.id
+    assert best_run_id() is None
+    half = fit("c", E(error=0.01, loss=nan))
+    assert best_run_id() is None
     before = Path(f"runs/{broken.id}/checkpoints/best.pt").read_bytes()
     finite = fit("b", E(loss=12.0))
     assert best_run_id() == finite.id
+    assert elect("runs", without=finite.id) is None
+    assert half.id != broken.id
     assert Path(f"runs/{broken.id}/checkpoints/best.pt").read_bytes() == before
 
 

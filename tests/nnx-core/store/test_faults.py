@@ -21,7 +21,8 @@ import torch
 from nnx.enums import Checkpoints
 from nnx.history import HistoryJournal, iter_history, migrate_history
 from nnx.provenance import ExperimentManifest
-from nnx.store import NNCheckpoint, NNRun, RunWriter, lease
+from nnx.records import ResumeStatus
+from nnx.store import NNCheckpoint, NNRun, RunWriter, inherited, lease
 from nnx.store.cleanup import collect
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.dcp import ShardWriter, save_planner
@@ -204,6 +205,26 @@ def write_shards(folder, tensors):
     return Shards(folder, storage.digests)
 
 
+class Continued(Scene):
+    """The best of another run is taken over, and none of the own epochs is better."""
+
+    def act(self):
+        parts, status = self.parts, ResumeStatus(mode="stateful")
+        source = parts.run(8, salt="first").id
+        best = inherited.find(source, self.run.state(), until=0, root=self.root)
+        run = self.run.with_resume_status(status)
+        with RunWriter.open(run, self.root, history=self.history, best=best) as writer:
+            writer.extend(parts.record(1, batch, error=0.5) for batch in range(2))
+            writer.commit_epoch(parts.checkpoint(1, idp=writer.idps[-1]), parts.state(1))
+            self.committed(1)
+            writer.finish()
+
+    def check(self, error):
+        if self.paths.exists() and committed_epoch(self.paths) == 1:
+            found = NNCheckpoint.verify(self.run.id, Checkpoints.BEST, self.root)
+            assert found["origin"] == {"run_id": self.parts.run(8, salt="first").id, "epoch": 0}
+
+
 class Overwrite(Scene):
     """The run that owns ``best`` is replaced."""
 
@@ -384,7 +405,8 @@ def sweep(parts, tmp_path, monkeypatch, check_sound):
 @pytest.mark.parametrize(
     ("scene", "stride"),
     [
-        (Table, 36), (Journal, 36), (Copies, 43), (Sharded, 43), (Overwrite, 43), (Remove, 5),
+        (Table, 36), (Journal, 36), (Copies, 43), (Sharded, 43), (Continued, 9),
+        (Overwrite, 43), (Remove, 5),
         (Collect, 5), (Save, 3), (Checkpoint, 4), (Migrate, 5),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

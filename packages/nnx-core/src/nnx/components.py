@@ -93,6 +93,13 @@ class _Plan:
         """Names of the components whose state will be loaded."""
         return tuple(self.saved)
 
+    def without(self, name: str) -> _Plan:
+        """The same, with the component ``name`` starting fresh."""
+        if name not in self.saved:
+            return self
+        saved = {n: entry for n, entry in self.saved.items() if n != name}
+        return _Plan(saved, (*self.fresh, name))
+
 
 class ComponentRegistry:
     """The components of one run, by name, in the order of registration."""

@@ -7,6 +7,7 @@ module loads neither torch nor numpy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -219,9 +220,61 @@ class NNIterationDataPoint:
         return replace(self, train_summary=train_summary, selection=selection)
 
 
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """The value that an epoch is judged by when no monitor is declared.
+
+    ``source`` names the field it came from, ``rejected`` the non-finite fields that
+    were passed over. ``diverged`` says that one of them is a loss: whatever its other
+    scores say, such an epoch is never the best.
+    """
+
+    value: float | None
+    source: str | None
+    rejected: tuple[str, ...] = ()
+    diverged: bool = False
+
+
+def control_signal(idp: NNIterationDataPoint) -> Signal:
+    """The first finite value of: validation error, validation loss, training error, loss.
+
+    A validation record of a task that holds nothing (every target masked) ends the
+    walk: the training values never stand in for it.
+    """
+    rejected: list[str] = []
+    diverged = False
+    for split, record in (("val_edp", idp.val_edp), ("train_edp", idp.train_edp)):
+        if record is None:
+            continue
+        known = {n: v for n in ("error", "loss") if (v := getattr(record, n)) is not None}
+        finite = {name: value for name, value in known.items() if math.isfinite(value)}
+        rejected += [f"{split}.{n}={v}" for n, v in known.items() if n not in finite]
+        diverged |= "loss" in known and "loss" not in finite
+        for name, value in finite.items():
+            return Signal(float(value), f"{split}.{name}", tuple(rejected), diverged)
+        if split == "val_edp" and _unavailable(record):
+            break
+    return Signal(None, None, tuple(rejected), diverged)
+
+
+def _unavailable(record: NNEvaluationDataPoint) -> bool:
+    if record.status == "empty":
+        return True
+    return record.kind is not None and record.error is None and record.loss is None
+
+
+_OPTIONAL_STATUS = (
+    "source_epoch", "source_generation", "source_checkpoint_id", "best_run_id", "best_epoch",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeStatus:
-    """What a fit restored at its start, and from which point of which run."""
+    """What a fit restored at its start, and from which point of which run.
+
+    ``best_run_id`` and ``best_epoch`` name the BEST checkpoint that it took over: the
+    run that wrote it, and when.
+    """
 
     mode: str = "fresh"
     source_run_id: str | None = None
@@ -231,6 +284,8 @@ class ResumeStatus:
     source_epoch: int | None = None
     source_generation: int | None = None
     source_checkpoint_id: str | None = None
+    best_run_id: str | None = None
+    best_epoch: int | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in ("fresh", "stateful", "weights_only"):
@@ -248,7 +303,7 @@ class ResumeStatus:
             "restored_components": list(self.restored_components),
             "fresh_components": list(self.fresh_components),
         }
-        for name in ("source_epoch", "source_generation", "source_checkpoint_id"):
+        for name in _OPTIONAL_STATUS:
             value = getattr(self, name)
             if value is not None:
                 state[name] = value
@@ -262,9 +317,7 @@ class ResumeStatus:
             source_checkpoint=state.get("source_checkpoint"),
             restored_components=tuple(state.get("restored_components") or ()),
             fresh_components=tuple(state.get("fresh_components") or ()),
-            source_epoch=state.get("source_epoch"),
-            source_generation=state.get("source_generation"),
-            source_checkpoint_id=state.get("source_checkpoint_id"),
+            **{name: state.get(name) for name in _OPTIONAL_STATUS},
         )
 
 

@@ -155,9 +155,10 @@ def _train_and_kill(here: Path, arguments: list[str], *, half: int) -> tuple[str
 
 
 def _compare(here: Path, killed_id: str, resumed_id: str, whole_id: str) -> bool:
-    """Print and return whether weights, training state and history are equal bit for bit."""
+    """Print and return whether all that the two trainings left is equal bit for bit."""
     from nnx.cli.screen import table
     from nnx.store.points import read_point
+    from nnx.store.predictions import load_predictions
     from nnx.store.run import NNRun
 
     split, alone = str(here / KILLED), str(here / WHOLE)
@@ -172,6 +173,13 @@ def _compare(here: Path, killed_id: str, resumed_id: str, whole_id: str) -> bool
     def optimizer(point: Any) -> Any:
         return (point.training_state or {}).get("optimizer_state")
 
+    def best(run: str, root: str) -> Any:
+        point = read_point(run, "best", root=root).checkpoint
+        return [point.net_state, point.idp.state()]
+
+    found = best(whole_id, alone)
+    stored = load_predictions(resumed_id, split), load_predictions(whole_id, alone)
+    accuracies = [_accuracy(predictions[0]) for predictions in stored]
     weights = whole.checkpoint.net_state
     results = {
         f"weights ({sum(w.numel() for w in weights.values()):,} numbers)": _equal(
@@ -180,10 +188,29 @@ def _compare(here: Path, killed_id: str, resumed_id: str, whole_id: str) -> bool
         "optimizer state": optimizer(whole) is not None
         and _equal(optimizer(resumed), optimizer(whole)),
         f"history ({len(history):,} batches, resumed at epoch {begun})": joined == history,
+        f"best checkpoint (epoch {found[1]['epoch_idx']})": _equal(best(resumed_id, split), found),
+        "runs/best": _equal(best("best", split), best("best", alone)),
+        f"test accuracy ({accuracies[1]:.4f})": accuracies[0] == accuracies[1],
+        "stored predictions": stored[0] == stored[1],
+        f"nnx predict of all of {TABLE}": _predicted(here, resumed_id, KILLED)
+        == _predicted(here, whole_id, WHOLE),
     }
     rows = [[name, "equal, bit for bit" if same else "DIFFERENT"] for name, same in results.items()]
     table(["killed and resumed, beside uninterrupted", ""], rows)
     return all(results.values())
+
+
+def _accuracy(test: Any) -> float:
+    """The share of a split's stored predictions that are right."""
+    right = [wanted == found for wanted, found in zip(test.targets, test.predicted, strict=True)]
+    return sum(right) / len(right)
+
+
+def _predicted(here: Path, run_id: str, folder: str) -> bytes:
+    """What the command writes for the whole table."""
+    name = f"predicted-by-{run_id[:8]}.csv"
+    _nnx(here, "predict", run_id, TABLE, "--output", name, folder=folder)
+    return (here / name).read_bytes()
 
 
 def _equal(left: Any, right: Any) -> bool:

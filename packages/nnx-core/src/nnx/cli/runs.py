@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,11 +33,13 @@ def runs(
 
     keys = {
         "time": lambda row: (-row.written, row.id),
-        "best": lambda row: (math.inf if row.best is None else row.best, row.id),
+        "best": lambda row: row.id,  # told below, from every run's BEST
         "id": lambda row: row.id,
     }
     if sort not in keys:
         raise ValueError(f"--sort must be one of {', '.join(keys)}, not {sort!r}")
+    if sort == "best":
+        keys["best"] = _by_standing(root)
     rows = sorted(list_runs(root), key=keys[sort])
     if as_json:
         print(json.dumps([_as_dict(row) for row in rows], indent=1))
@@ -70,6 +73,21 @@ def runs(
             print(f"{row.id}: {row.problem}")
 
 
+def _by_standing(root: str) -> Any:
+    """Runs that can be compared side by side, each group from its best."""
+    from nnx.store.election import standings
+
+    found = standings(root)
+
+    def key(row: Any) -> tuple[Any, ...]:
+        one = found.get(row.id)
+        if one is None:
+            return (math.inf, "", 0.0, row.id)
+        return (one.rank, str(one), one.value, row.id)
+
+    return key
+
+
 def show(run: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:
     """Show one run: its configuration, its last epoch and its checkpoints."""
     root = use_runs(runs)
@@ -96,6 +114,8 @@ def show(run: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:
         size = sum(entry["size"] for entry in manifest["files"].values())
         state = "with training state" if manifest["training_state_id"] else "weights only"
         epoch = manifest["position"]["completed_epoch"]
+        origin = manifest.get("origin")
+        state += f", taken over from run {origin['run_id']}" if origin else ""
         print(f"  {tag:8} epoch {epoch}, {_bytes(size)}, {state}")
     if found.provenance is not None:
         attempt = found.provenance.attempt
@@ -202,14 +222,29 @@ def compare(left: RunId, right: RunId, runs: RunsFolder = None, as_json: AsJson 
 
 
 def best(runs: RunsFolder = None) -> None:
-    """Print the run that runs/best points to; exits 1 when there is none."""
+    """Print the run that runs/best points to; exits 1 when there is none.
+
+    Runs are compared where task, data and metric are the same. Which were, and the best
+    of those that cannot be compared with them, is told on the error stream.
+    """
     root = use_runs(runs)
-    from nnx.store.election import best_run_id
+    from nnx.store.election import best_run_id, standings
 
     found = best_run_id(root)
     if found is None:
         raise LookupError(f"no run in {root} has a comparable committed BEST checkpoint")
     print(found)
+    groups: dict[Any, list[tuple[float, str, Any]]] = {}
+    for id, one in sorted(standings(root).items()):
+        groups.setdefault(one.measure, []).append((one.value, id, one))
+    mine = next((g for g in groups.values() if any(id == found for _, id, _ in g)), [])
+    for group in sorted(groups.values(), key=lambda g: (g is not mine, g[0][2].rank, -len(g))):
+        _, best_id, one = min(group, key=lambda entry: entry[:2])
+        runs_of = f"{len(group)} run{'s' * (len(group) > 1)} by {one}"
+        told = (
+            f"compared {runs_of}" if group is mine else f"not compared: {runs_of}, best {best_id}"
+        )
+        print(told, file=sys.stderr)
 
 
 def rm(

@@ -7,23 +7,12 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nnx.records import control_signal
+
 if TYPE_CHECKING:
     from nnx.monitors import MonitorTracker
     from nnx.params import MonitorRecord
     from nnx.records import NNEvaluationDataPoint, NNIterationDataPoint
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """The value that an epoch is judged by when no monitor is declared.
-
-    ``source`` names the field it came from, ``rejected`` the non-finite fields that
-    were passed over on the way.
-    """
-
-    value: float | None
-    source: str | None
-    rejected: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,40 +27,20 @@ class Decision:
     record: MonitorRecord | None = None
 
 
-def control_signal(idp: NNIterationDataPoint) -> Signal:
-    """The first finite value of: validation error, validation loss, training error, loss.
-
-    A validation record of a task that holds nothing (every target masked) ends the
-    walk: the training values never stand in for it.
-    """
-    rejected: list[str] = []
-    for split, record in (("val_edp", idp.val_edp), ("train_edp", idp.train_edp)):
-        if record is None:
-            continue
-        for name in ("error", "loss"):
-            value = getattr(record, name)
-            if value is None:
-                continue
-            if math.isfinite(value):
-                return Signal(float(value), f"{split}.{name}", tuple(rejected))
-            rejected.append(f"{split}.{name}={value}")
-        if split == "val_edp" and _unavailable(record):
-            break
-    return Signal(None, None, tuple(rejected))
-
-
-def _unavailable(record: NNEvaluationDataPoint) -> bool:
-    if record.status == "empty":
-        return True
-    return record.kind is not None and record.error is None and record.loss is None
-
-
 class Judge:
     """Compares each epoch with the best so far, by the monitor or by the signal."""
 
     def __init__(self, tracker: MonitorTracker | None) -> None:
         self.tracker = tracker
         self.best = math.inf
+
+    def continue_from(self, best: NNIterationDataPoint) -> None:
+        """Take over the value to beat from the epoch that was the best so far."""
+        if self.tracker is None:
+            value = control_signal(best).value
+            self.best = math.inf if value is None else value
+        elif best.selection is not None:
+            self.tracker.best = best.selection.value
 
     def judge(
         self, idp: NNIterationDataPoint, summary: NNEvaluationDataPoint | None
@@ -89,6 +58,8 @@ class Judge:
                 if signal.source
                 else "no metric available: the epoch has no finite value to be judged by"
             )
+            if signal.diverged:
+                used += ". An epoch whose loss is not finite is never BEST"
             warnings.warn(
                 f"epoch {idp.epoch_idx}: {', '.join(signal.rejected)} is not finite; {used}",
                 RuntimeWarning,
@@ -102,7 +73,7 @@ class Judge:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        improved = signal.value is not None and signal.value < self.best
+        improved = signal.value is not None and not signal.diverged and signal.value < self.best
         if improved:
             self.best = signal.value  # type: ignore[assignment]
         return Decision(improved, signal.value)

@@ -36,6 +36,7 @@ def fit(request: FitRequest) -> NNRun:
             overwrite=plan.params.overwrite_existing,
             provenance=request.provenance,
             parent=plan.resume.point,
+            best=plan.resume.best,
         ) as writer:
             writer.run = writer.run.with_resume_status(plan.resume.status())
             session = FitSession(plan, writer)

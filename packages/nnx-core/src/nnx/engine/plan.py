@@ -155,6 +155,7 @@ def plan_fit(request: FitRequest, ranks: Alone) -> FitPlan:
         engine.on_backward_error = plan.compiled.backward_failed
     if point is not None:
         plan.resume = resume.check(plan, point)
+        plan.resume = resume.take_over_best(plan)
     return plan
 
 

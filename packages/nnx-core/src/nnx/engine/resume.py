@@ -15,12 +15,14 @@ from nnx.engine.clocks import BUDGETED
 from nnx.engine.topology import describe_difference, optimizer_topology
 from nnx.enums import Schedulers
 from nnx.models import check_state_topology
+from nnx.monitors.tracker import COMPONENT as MONITOR
 from nnx.records import NNIterationDataPoint, ResumeStatus
 
 if TYPE_CHECKING:
     from nnx.engine.plan import FitPlan
     from nnx.engine.request import FitRequest
     from nnx.engine.session import FitSession
+    from nnx.store.inherited import InheritedBest
     from nnx.store.points import ResumePoint
 
 
@@ -70,6 +72,7 @@ class ResumePlan:
     state: Mapping[str, Any] | None = None
     position: Position | None = None
     point: Any = None
+    best: InheritedBest | None = None
 
     @staticmethod
     def fresh(n_epochs: int, registry: ComponentRegistry) -> ResumePlan:
@@ -93,6 +96,8 @@ class ResumePlan:
             source_epoch=point.completed_epoch,
             source_generation=point.generation,
             source_checkpoint_id=point.checkpoint_id,
+            best_run_id=None if self.best is None else self.best.run_id,
+            best_epoch=None if self.best is None else self.best.epoch,
         )
 
 
@@ -169,6 +174,48 @@ def check(plan: FitPlan, point: ResumePoint) -> ResumePlan:
     if problems:
         raise ResumeError(source, problems)
     return _resume_plan(plan, point, state, net_state, components, planned)
+
+
+def take_over_best(plan: FitPlan) -> ResumePlan:
+    """A stateful resume's plan with the best so far: the value to beat, and the checkpoint.
+
+    What cannot be taken over is said, and the best starts afresh.
+    """
+    start = plan.resume
+    if start.mode != "stateful":
+        return start
+    best = plan.ranks.from_writer(lambda: _best_of(plan))
+    if best is None:
+        return replace(start, components=start.components.without(MONITOR))
+    plan.judge.continue_from(best.record)
+    return replace(start, best=best)
+
+
+def _best_of(plan: FitPlan) -> InheritedBest | None:
+    from nnx.store import inherited
+    from nnx.store.errors import ResumePointError
+
+    point = plan.resume.point
+    try:
+        best = inherited.find(point.run_id, plan.run.state(), until=point.completed_epoch)
+        saved = (point.training_state.get("components") or {}).get(MONITOR) or {}
+        if best is None and (saved.get("state") or {}).get("best") is not None:
+            raise ResumePointError(f"run {point.run_id} has no BEST checkpoint")
+        validated = plan.params.val_loader is not None
+        judged = best is None or best.record.selection or plan.params.monitor
+        if best is not None and not judged and (best.record.val_edp is not None) != validated:
+            raise ResumePointError(
+                f"the BEST checkpoint of run {point.run_id} was chosen "
+                f"{'without' if validated else 'by'} validation, this run's is not"
+            )
+    except (ResumePointError, OSError) as error:
+        warnings.warn(
+            f"{error}: this run's BEST starts afresh, at its first epoch",
+            RuntimeWarning,
+            stacklevel=8,  # the caller of train
+        )
+        return None
+    return best
 
 
 def _refuse_weights_only(point: Any, mode: str, planned: bool, source: str) -> None:

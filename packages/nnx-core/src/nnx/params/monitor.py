@@ -102,13 +102,21 @@ class MonitorSpec(Params):
         return current > best + self.min_delta
 
     def value(self, *, train: Any, val: Any) -> float | None:
-        """The watched number in an epoch's two records; ``None`` when there is none."""
+        """The watched number in an epoch's two records; ``None`` when there is none.
+
+        A record whose loss is NaN or infinite is of a model that diverged, whatever its
+        other scores say: its loss is given in their place.
+        """
         record = val if self.split == "val" else train
         if record is None:
             return None
         if self.metric in BUILT_IN:
-            return getattr(record, self.metric)
-        return record.metrics.get(self.metric)
+            value = getattr(record, self.metric)
+        else:
+            value = record.metrics.get(self.metric)
+        if value is not None and record.loss is not None and not math.isfinite(record.loss):
+            return record.loss
+        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,10 +221,7 @@ def settle(point: PointFiles) -> bool:
     if not (os.path.lexists(point.staged_manifest) or os.path.lexists(point.staged)):
         return False
     if is_complete(point):
-        with hold_interrupts():
-            if os.path.lexists(point.staged):
-                fs.disk.replace(point.staged, point.checkpoint)
-            fs.disk.replace(point.staged_manifest, point.manifest)
+        publish_staged(point)
         fs.disk.flush_directory(point.folder)
     else:
         for path in (point.staged, point.staged_manifest):
@@ -232,6 +229,14 @@ def settle(point: PointFiles) -> bool:
                 fs.disk.unlink(path)
     drop_old_sidecars(point)
     return True
+
+
+def publish_staged(point: PointFiles) -> None:
+    """Give what is staged of a tag its names; a Ctrl-C waits until both have theirs."""
+    with hold_interrupts():
+        if os.path.lexists(point.staged):
+            fs.disk.replace(point.staged, point.checkpoint)
+        fs.disk.replace(point.staged_manifest, point.manifest)
 
 
 def is_complete(point: PointFiles) -> bool:

@@ -1,39 +1,26 @@
-"""``runs/best``: the pointer to the run with the lowest committed error."""
+"""``runs/best``: the pointer to the best run among those that can be compared with it.
+
+The holder gives way to a better run of the same task, data and metric, and to one
+that stands before it (:class:`~nnx.store.standing.Standing`); no other.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import stat
-from collections.abc import Mapping
+from collections import Counter
 from typing import Any
 
-from nnx.records import NNIterationDataPoint
-from nnx.store import manifest
+from nnx.store import manifest, standing
 from nnx.store.committed import NOTHING, checkpoint_record, committed_epoch
 from nnx.store.paths import BEST_POINTER, PointFiles, RunPaths, check_run_id, runs_root
+from nnx.store.standing import BEST, Standing
 from nnx.store.yamlio import read_yaml
 from nnx.utils import files as fs
 from nnx.utils.locks import locked
 
 POINTER_FILE = "POINTER.txt"
-_BEST = "best"  # the checkpoint tag
-_ORDER = (("val_edp", "error"), ("val_edp", "loss"), ("train_edp", "error"), ("train_edp", "loss"))
-
-
-def score(record: NNIterationDataPoint | Mapping[str, Any]) -> float:
-    """How good an epoch is, lower is better: its first finite value.
-
-    In order: validation error, validation loss, training error, training loss
-    (of the epoch's last batch). Without any, +inf.
-    """
-    state = record.state() if isinstance(record, NNIterationDataPoint) else record
-    for part, name in _ORDER:
-        value = (state.get(part) or {}).get(name)
-        if value is not None and math.isfinite(value):
-            return float(value)
-    return math.inf
 
 
 def best_run_id(root: str | os.PathLike[str] | None = None) -> str | None:
@@ -64,18 +51,18 @@ def _same(one: str, other: str) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def bettered(paths: RunPaths, own: float) -> None:
-    """Let a run that just committed a better BEST, of score ``own``, claim the pointer.
+def bettered(paths: RunPaths, own: Standing | None) -> None:
+    """Let a run that just committed a better BEST, of standing ``own``, claim the pointer.
 
     Costs a few look-ups while the holder stays as it was and stays ahead, or is
     the run itself.
     """
     holder = best_run_id(paths.root)
-    if holder == paths.id:
+    if own is None or holder == paths.id:
         return
     if holder is not None:
         held = RunPaths(paths.root, holder)
-        if _still_eligible(held) and _seen[os.path.abspath(held.dir)][1] <= own:
+        if _still_eligible(held) and not own.beats(_seen[os.path.abspath(held.dir)][1]):
             return
     consider(paths, improved=True)
 
@@ -95,12 +82,12 @@ def consider(paths: RunPaths, *, improved: bool = False) -> None:
             _point(paths.root, elect(paths.root, incumbent=holder))
             return
         held = RunPaths(paths.root, holder)
-        held_score = _quick_score(held)
-        if held_score is None or not eligible(held, thorough=False):
+        held_standing = standing.of_run(held)
+        if held_standing is None or not eligible(held, thorough=False):
             _point(paths.root, elect(paths.root, incumbent=holder))
             return
-        own = _quick_score(paths)
-        if own is not None and own < held_score and eligible(paths):
+        own = standing.of_run(paths)
+        if own is not None and own.beats(held_standing) and eligible(paths):
             _point(paths.root, paths.id)
 
 
@@ -120,20 +107,32 @@ def repair(root: str) -> None:
 def elect(root: str, *, without: str | None = None, incumbent: str | None = None) -> str | None:
     """The best eligible run of a root.
 
-    Ties keep the incumbent, then the lexicographically smallest id. Scores come
-    from manifests; only the winner is looked at closely.
+    Of those that stand first, the runs that can be compared with the incumbent (or with
+    the one to be left out), or else those that are the most alike. Ties keep the
+    incumbent, then the lexicographically smallest id. What a run is worth comes from
+    manifests; only the winner is looked at closely.
     """
-    scored = []
-    for name in run_names(root):
-        if name == without:
-            continue
-        value = _quick_score(RunPaths(root, name))
-        if value is not None:
-            scored.append((value, name != incumbent, name))
-    for _, _, name in sorted(scored):
+    found = standings(root)
+    held = found.get(incumbent or without or "")
+    found.pop(without or "", None)
+    alike = Counter(one.measure for one in found.values())
+
+    def order(name: str) -> tuple[Any, ...]:
+        one = found[name]
+        among = held is not None and one.measure == held.measure
+        groups = (one.rank, not among, -alike[one.measure], str(one))
+        return (*groups, one.value, name != incumbent, name)
+
+    for name in sorted(found, key=order):
         if eligible(RunPaths(root, name)):
             return name
     return None
+
+
+def standings(root: str) -> dict[str, Standing]:
+    """What each run's BEST is worth, by id; a run without one is left out."""
+    found = ((name, standing.of_run(RunPaths(root, name))) for name in run_names(root))
+    return {name: one for name, one in found if one is not None}
 
 
 def run_names(root: str) -> list[str]:
@@ -154,19 +153,17 @@ def run_names(root: str) -> list[str]:
 def eligible(paths: RunPaths, *, thorough: bool = True) -> bool:
     """Whether a run may own the pointer.
 
-    It is a real directory with a readable ``run.yaml`` that ranks BEST without
-    a named monitor, a loadable history, and a BEST no later than LAST.
+    It is a real directory with a readable ``run.yaml``, a loadable history, and a BEST
+    that has a value and is no later than LAST.
     ``thorough`` also opens the BEST checkpoint and reads the history.
     """
     try:
         if not stat.S_ISDIR(os.lstat(paths.dir).st_mode):
             return False
-        config = read_yaml(paths.run_yaml)
-        if any((config.get(part) or {}).get("monitor") for part in ("train", "trainer")):
-            return False
-        record = checkpoint_record(paths, _BEST)
+        read_yaml(paths.run_yaml)
+        record = checkpoint_record(paths, BEST)
         committed = committed_epoch(paths)
-        if record is None or committed == NOTHING:
+        if record is None or committed == NOTHING or standing.of_run(paths) is None:
             return False
         if committed is not None and int(record["epoch_idx"]) > committed:
             return False
@@ -175,20 +172,20 @@ def eligible(paths: RunPaths, *, thorough: bool = True) -> bool:
             from nnx.store.history_of import check_history
 
             check_history(paths)
-            located = manifest.locate(PointFiles(paths.checkpoints, _BEST))
+            located = manifest.locate(PointFiles(paths.checkpoints, BEST))
             return NNCheckpoint.from_file(located.checkpoint) is not None
     except Exception:  # whatever is wrong with a run, it is no candidate
         return False
     return True
 
 
-# Run directory -> when its files were found eligible, and its score then.
-_seen: dict[str, tuple[tuple[int, ...], float]] = {}
+# Run directory -> when its files were found eligible, and its standing then.
+_seen: dict[str, tuple[tuple[int, ...], Standing]] = {}
 
 
 def _still_eligible(paths: RunPaths) -> bool:
     """:func:`eligible` of the holder, looked at again only when its files changed."""
-    files = PointFiles(paths.checkpoints, _BEST)
+    files = PointFiles(paths.checkpoints, BEST)
     try:
         stamps = tuple(
             os.stat(path).st_mtime_ns
@@ -200,19 +197,11 @@ def _still_eligible(paths: RunPaths) -> bool:
     known = _seen.get(where)
     if known is not None and known[0] == stamps:
         return True
-    value = _quick_score(paths)
+    value = standing.of_run(paths)
     if value is None or not eligible(paths, thorough=False):
         return False
     _seen[where] = (stamps, value)
     return True
-
-
-def _quick_score(paths: RunPaths) -> float | None:
-    try:
-        record = checkpoint_record(paths, _BEST)
-        return None if record is None else score(record)
-    except Exception:
-        return None
 
 
 def _point(root: str, run_id: str | None) -> None:

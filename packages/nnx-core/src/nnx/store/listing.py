@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nnx.store import manifest
-from nnx.store.election import best_run_id, run_names, score
+from nnx.records import NNIterationDataPoint
+from nnx.store import manifest, standing
+from nnx.store.election import best_run_id, run_names
 from nnx.store.errors import ResumePointError
 from nnx.store.paths import BEST_POINTER, LAST, PointFiles, RunPaths, check_name, runs_root
 from nnx.store.yamlio import read_yaml
@@ -93,6 +94,7 @@ def about(config: Mapping[str, Any]) -> dict[str, Any]:
         "model": str(net),
         "planned": next((n for n in planned if isinstance(n, int)), None),
         "salt": config.get("salt"),
+        "grounds": standing.grounds(config),
     }
 
 
@@ -108,6 +110,7 @@ def _row(paths: RunPaths, written: float, is_best: bool) -> RunRow:
         config = dict(known or about(read_yaml(paths.run_yaml)))
         facts["best"] = config.pop("best", None)
         facts["best_epoch"] = config.pop("best_epoch", None)
+        config.pop("grounds", None)
         if last.manifest is not None:
             problem = _damage(last)
             record = last.manifest["record"]
@@ -120,8 +123,8 @@ def _row(paths: RunPaths, written: float, is_best: bool) -> RunRow:
         if known is None:
             best = manifest.locate(PointFiles(paths.checkpoints, "best")).manifest
             if best is not None:
-                record = best["record"]
-                facts |= {"best": score(record), "best_epoch": int(record["epoch_idx"])}
+                idp = NNIterationDataPoint.from_state(best["record"])
+                facts |= {"best": standing.shown(idp), "best_epoch": idp.epoch_idx}
     except (ResumePointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problem = str(error)
     return RunRow(

@@ -101,7 +101,7 @@ def shards_of(files: PointFiles, found: Mapping[str, Any]) -> str | None:
     """Where the sharded tensors of a manifest's point are; ``None`` when it has none."""
     for name in found["files"]:
         if name.startswith(f"{files.tag}.dcp/"):
-            return os.path.dirname(_listed(files, name, files.manifest))
+            return os.path.dirname(listed(files, name, files.manifest))
     return None
 
 
@@ -202,7 +202,7 @@ def _verify(files: PointFiles, *, shards: bool = True) -> dict[str, Any] | None:
     for name, entry in found.manifest["files"].items():
         path = found.checkpoint
         if name != files.name:
-            path = _listed(files, name, found.manifest_path)
+            path = listed(files, name, found.manifest_path)
         if not shards and "/" in name:
             continue
         if not os.path.isfile(path):
@@ -215,7 +215,8 @@ def _verify(files: PointFiles, *, shards: bool = True) -> dict[str, Any] | None:
     return found.manifest
 
 
-def _listed(files: PointFiles, name: str, where: str) -> str:
+def listed(files: PointFiles, name: str, where: str) -> str:
+    """The path of a file that a point's manifest names; refused when it is no file of the point."""
     if name.startswith(f"{files.tag}.dcp/"):
         _, generation, file = (*name.split("/"), "", "")[:3]
         plain = name == files.shard_name(generation, file) and generation.isalnum()

@@ -12,13 +12,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nnx.records import NNIterationDataPoint
-from nnx.store import election, lease, listing, manifest, shards
+from nnx.store import election, inherited, lease, listing, manifest, shards, standing
 from nnx.store.commit import Commit, Current, remove_point
 from nnx.store.errors import ResumePointError
 from nnx.store.idps_csv import CsvHistory
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
 from nnx.store.points import ResumePoint
 from nnx.store.run import NNRun, write_config, write_metadata
+from nnx.store.standing import BEST
 from nnx.utils import files as fs
 from nnx.utils.folders import make_folder
 from nnx.utils.locks import locked
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     from nnx.history import HistoryJournal
     from nnx.provenance import ExperimentManifest
     from nnx.store.checkpoint import NNCheckpoint
+    from nnx.store.inherited import InheritedBest
     from nnx.store.shards import Shards
-
-_BEST = "best"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,14 @@ class RunWriter:
         journal: HistoryJournal | None,
         provenance: ExperimentManifest | None,
         parent: Mapping[str, Any] | None,
+        best: InheritedBest | None = None,
     ) -> None:
         from nnx.provenance.attempts import AttemptRecorder
 
         self.run = run
         self.paths = paths
-        self.best_score = math.inf
-        self._best_epoch: int | None = None
+        self._best: NNIterationDataPoint | None = None if best is None else best.record
+        self._inherited = best
         self.attempts = AttemptRecorder(paths.dir, paths.id, provenance, parent)
         self._journal = journal
         self._history: HistoryWriter
@@ -116,10 +117,9 @@ class RunWriter:
             from nnx.history.journal import JournalWriter
 
             self._history = JournalWriter(paths.history, journal)
-        self._monitored = run.train.monitor is not None or (
-            run.trainer is not None and run.trainer.monitor is not None
-        )
         self._about = listing.about(run.state())
+        if best is not None:
+            self._about["grounds"] = dict(best.grounds)
         self._generations: dict[str, Current] = {}
         self._step_written = False
         self._begun = False
@@ -135,18 +135,20 @@ class RunWriter:
         overwrite: bool = False,
         provenance: ExperimentManifest | None = None,
         parent: ResumePoint | Mapping[str, Any] | None = None,
+        best: InheritedBest | None = None,
     ) -> Iterator[RunWriter]:
         """Hold the run for one fit.
 
         Refuses an existing run (``FileExistsError``) unless ``overwrite``, and
         one that is being trained (``RunBusyError``). The directory is released
         again when the fit ends before it wrote a run file. ``parent`` is the
-        point this fit resumes, for its attempt to link.
+        point this fit resumes, for its attempt to link, ``best`` the BEST checkpoint
+        that it begins with.
         """
         paths = RunPaths.of(run.id, root)
         link = _parent_link(parent, root) if isinstance(parent, ResumePoint) else parent
         with lease.writable_lease(paths, overwrite=overwrite):
-            writer = cls(run, paths, history, provenance, link)
+            writer = cls(run, paths, history, provenance, link, best)
             try:
                 writer.attempts.start()
                 yield writer
@@ -209,7 +211,7 @@ class RunWriter:
         self._begin()
         tags = [LAST, *dict.fromkeys(tag_name(tag) for tag in phases)]
         if best:
-            tags.append(_BEST)
+            tags.append(BEST)
         flushes = fs.Flushes()
         commit = self._point(checkpoint, training_state, tags, flushes, sharded)
         try:
@@ -226,8 +228,8 @@ class RunWriter:
                     self._history.rollback()
             raise
         finally:
-            if _BEST in commit.published:
-                self.best_score = election.score(checkpoint.idp)
+            if BEST in commit.published:
+                self._best = checkpoint.idp
         self._after(best, deferred or {}, sharded)
         return Committed(commit.generation(LAST), commit.checkpoint_id, checkpoint.idp.epoch_idx)
 
@@ -310,6 +312,10 @@ class RunWriter:
             write_config(self.run, self.paths)
         if not os.path.isdir(self.paths.checkpoints):
             fs.disk.mkdir(self.paths.checkpoints)
+        if self._inherited is not None and not inherited.take_over(
+            self._inherited, self.paths, self._about_best(self._best)
+        ):
+            self._best = None
         fs.disk.flush_directory(self.paths.dir)
         fs.disk.flush_directory(self.paths.root)
         self._begun = True
@@ -322,21 +328,22 @@ class RunWriter:
         flushes: fs.Flushes | None = None,
         sharded: Shards | None = None,
     ) -> Commit:
-        if _BEST in tags:
-            self._best_epoch, best = checkpoint.idp.epoch_idx, election.score(checkpoint.idp)
-        else:
-            best = self.best_score
-        about = {**self._about, "best": best, "best_epoch": self._best_epoch}
         return Commit(
             self.paths.checkpoints,
             checkpoint,
             state,
             tags=tags,
             generations=self._generations,
-            about=about,
+            about=self._about_best(checkpoint.idp if BEST in tags else self._best),
             flushes=flushes,
             sharded=sharded,
         )
+
+    def _about_best(self, best: NNIterationDataPoint | None) -> dict[str, Any]:
+        """What the manifests say of the run, with its best epoch."""
+        if best is None:
+            return {**self._about, "best": math.inf, "best_epoch": None}
+        return {**self._about, "best": standing.shown(best), "best_epoch": best.epoch_idx}
 
     def _note(self, commit: Commit, checkpoint: NNCheckpoint) -> None:
         epoch = checkpoint.idp.epoch_idx
@@ -345,8 +352,9 @@ class RunWriter:
     def _after(
         self, best: bool, deferred: Mapping[str, NNCheckpoint], sharded: Shards | None
     ) -> None:
-        if best and not self._monitored:
-            election.bettered(self.paths, self.best_score)
+        if best and self._best is not None:
+            known = self._about["grounds"]
+            election.bettered(self.paths, standing.of_record(self._best, known))
         for stem, checkpoint in deferred.items():
             tag = tag_name(stem)
             with self._point(checkpoint, None, [tag], sharded=sharded) as commit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ def read_run(run_id: str, root: str | None = None) -> RunView:
     return view_of(
         run,
         records,
+        best_before=_best_before(run, root),
         metadata=read_metadata(paths),
         points=[_point(paths, tag, root) for tag in written_tags(paths)],
         predictions=load_predictions(run.id, root),
@@ -98,8 +100,17 @@ def read_run(run_id: str, root: str | None = None) -> RunView:
     )
 
 
-def view_of(run: NNRun, records: list[NNIterationDataPoint], **details: Any) -> RunView:
-    """A view of ``run`` from its records alone; ``details`` as far as they are known."""
+def view_of(
+    run: NNRun,
+    records: list[NNIterationDataPoint],
+    *,
+    best_before: float = math.inf,
+    **details: Any,
+) -> RunView:
+    """A view of ``run`` from its records alone; ``details`` as far as they are known.
+
+    ``best_before`` is the score that a continued run had to beat.
+    """
     batches: dict[int, int] = {}
     ends: dict[int, NNIterationDataPoint] = {}
     for record in records:
@@ -110,7 +121,7 @@ def view_of(run: NNRun, records: list[NNIterationDataPoint], **details: Any) -> 
         steps=_thinned(records, set(map(id, ends.values()))),
         epochs=list(ends.values()),
         total_steps=len(records),
-        improved=_improved(list(ends.values())),
+        improved=_improved(list(ends.values()), best_before),
         batches=batches,
         **{
             "metadata": {},
@@ -131,13 +142,27 @@ def _thinned(records: list[Any], kept: set[int]) -> list[Any]:
     return [r for i, r in enumerate(records) if i % stride == 0 or id(r) in kept]
 
 
-def _improved(ends: list[NNIterationDataPoint]) -> frozenset[int]:
+def _best_before(run: NNRun, root: str | None) -> float:
+    """The score of the BEST that a run took over; +inf without one, or where it is gone."""
+    from nnx.store.standing import score
+
+    status, found = run.resume_status, math.inf
+    if status is not None and status.best_epoch is not None:
+        for record in iter_history(run.id, root=root, lineage=True):
+            if record.epoch_idx > status.best_epoch:
+                break
+            if record.epoch_idx == status.best_epoch:
+                found = score(record)  # in the end, that of the epoch's last record
+    return found
+
+
+def _improved(ends: list[NNIterationDataPoint], best: float) -> frozenset[int]:
     """The epochs that wrote BEST: the monitor's decision, else the first finite score's."""
-    from nnx.store.election import score
+    from nnx.store.standing import score
 
     if any(r.selection is not None for r in ends):
         return frozenset(r.epoch_idx for r in ends if r.selection and r.selection.improved)
-    best, epochs = float("inf"), []
+    epochs = []
     for record in ends:
         value = score(record)
         if value < best:
