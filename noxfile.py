@@ -7,7 +7,8 @@ they hold changes, so a warm session starts at once:
 - ``.nox/workspace``: all distributions, editable, on top of those libraries.
 
 ``.nox/bench`` is such a workspace with the trainers that NNx is measured against.
-``minimal``, ``isolation`` and ``plugin`` install built wheels into fresh environments.
+``minimal``, ``isolation`` and ``plugin`` install built wheels into fresh environments;
+``oldest`` and ``newest`` bring another Python or torch, which takes gigabytes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import functools
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,6 +71,17 @@ def fresh(session: nox.Session, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     session.run(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
     return interpreter(folder)
+
+
+def python_of(version: str) -> str:
+    """An interpreter of ``version``, on the path or under pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}*/bin/python")]
+    for candidate in filter(None, found):
+        shown = subprocess.run([candidate, "--version"], capture_output=True, text=True)
+        if shown.returncode == 0:
+            return str(candidate)
+    raise FileNotFoundError(f"there is no Python {version}: install it, for example with pyenv")
 
 
 def borrow(folder: Path, lender: Path) -> None:
@@ -206,6 +219,39 @@ def minimal(session: nox.Session) -> None:
     )  # fmt: skip
     session.run(str(python), "-m", "pip", "check", external=True)
     session.run(str(python), "-m", "pytest", "tests/minimal", env=ENV, external=True)
+
+
+def with_versions(session: nox.Session, version: str, *pinned: str) -> None:
+    """The tests of core and of peft with another Python and other libraries."""
+    folder = ROOT / ".nox" / session.name
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run(
+        sys.executable, "-m", "virtualenv", "--quiet", "-p", python_of(version), str(folder),
+        external=True,
+    )  # fmt: skip
+    groups = dependency_groups()
+    extras = "demo,tabular,testing,tensorboard,wandb,data"
+    session.run(
+        str(interpreter(folder)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+        *pinned, *groups["tests"], *groups["oracles"],
+        "-e", f"{PACKAGES / CORE}[{extras}]", "-e", f"{PACKAGES / 'nnx-peft'}[quantize]",
+        external=True,
+    )  # fmt: skip
+    for tests in ("tests/nnx-core", "tests/nnx-peft"):
+        pytest = (str(interpreter(folder)), "-m", "pytest", "-n", "2", "-m", "not alone", tests)
+        session.run(*pytest, *session.posargs, env=ENV, external=True)
+
+
+@nox.session
+def oldest(session: nox.Session) -> None:
+    """Core and peft on the oldest Python and torch that are promised (a release step)."""
+    with_versions(session, "3.10", "torch==2.4.*")
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """Core and peft on the newest torch, and torchvision beside it (a release step)."""
+    with_versions(session, "3.13", "torch", "torchvision")
 
 
 @nox.session

@@ -207,6 +207,10 @@ def test_a_net_with_a_graph_break_is_a_partial_capture(monkeypatch):
     assert failure.value.record.effective == "failed"
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._dynamo.config, "recompile_limit"),
+    reason="this torch compiles again for every module, so each capture is seen",
+)
 def test_a_graph_from_the_process_wide_cache_leaves_the_capture_unknown():
     model().train(train_params(), compile=EAGER)
     run = model().train(train_params(), compile=EAGER, salt="again")
@@ -215,6 +219,10 @@ def test_a_graph_from_the_process_wide_cache_leaves_the_capture_unknown():
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="inductor is built for older Pythons")
+@pytest.mark.skipif(
+    not hasattr(torch._dynamo.config, "recompile_limit"),
+    reason="inductor of this torch flushes subnormal numbers in the whole process",
+)
 def test_inductor_trains_close_to_eager():
     compiled, plain = model(), model()
     run = compiled.train(train_params(n_epochs=1), compile=CompileSpec())
@@ -358,7 +366,12 @@ def test_a_failure_after_the_last_commit_shows_in_the_attempt_only():
     assert state["compile"]["effective"] == "compiled"
 
 
-@torch._dynamo.config.patch(recompile_limit=2)
+LIMIT = (
+    "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+)
+
+
+@torch._dynamo.config.patch(**{LIMIT: 2})
 def test_every_fit_gets_the_recompile_limit_afresh():
     spec = CompileSpec(backend="eager", dynamic=False)
     with warnings.catch_warnings():
@@ -369,12 +382,14 @@ def test_every_fit_gets_the_recompile_limit_afresh():
                 compile=spec, salt=str(index),
             )  # fmt: skip
             assert run.compile.effective == "compiled"
+        if not hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
+            return  # this torch goes on eagerly beyond its limit, and says so in its log
         with pytest.raises(CompileFailed, match=r"(?i)recompile"):
             model().train(
                 train_params(n_epochs=1, train_loader=batches((21, 22, 23, 24))),
                 compile=spec, salt="too many",
             )  # fmt: skip
-    assert torch._dynamo.config.recompile_limit == 2
+    assert getattr(torch._dynamo.config, LIMIT) == 2
     gc.collect()
 
 

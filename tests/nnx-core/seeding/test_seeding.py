@@ -8,6 +8,7 @@ import pickle
 import random
 import subprocess
 import sys
+from importlib import metadata
 
 import numpy
 import pytest
@@ -132,7 +133,7 @@ def test_workers_draw_from_their_own_repeatable_streams():
 
 def test_the_snapshot_names_versions_and_the_platform():
     snapshot = env_snapshot()
-    assert snapshot["torch"] == torch.__version__
+    assert snapshot["torch"] == metadata.version("torch")
     assert snapshot["numpy"] == numpy.__version__
     assert snapshot["python"] == ".".join(map(str, sys.version_info[:3]))
     assert snapshot["cuda_available"] is torch.cuda.is_available()

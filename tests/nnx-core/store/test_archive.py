@@ -116,7 +116,7 @@ class Sub(torch.Tensor):
         torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2)),
         torch.ones(2).to_sparse(), torch.ones(2, device="meta"), torch.ones(2).as_subclass(Sub),
         torch.ones(2, dtype=torch.complex64).conj(), {1, 2}, b"bytes", range(3), 1j,
-        [torch.ones(4), torch.ones(4, dtype=torch.float8_e4m3fn)],
+        [torch.ones(4), torch.ones(4).to(torch.float8_e4m3fn)],
         (lambda t: [t, t.view(torch.int32)])(torch.ones(4)),
     ],
     ids=lambda value: type(value).__name__,

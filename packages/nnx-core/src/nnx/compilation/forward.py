@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -158,11 +159,16 @@ def _held_entries(net: nn.Module) -> int:
 
 
 def _graphs() -> int:
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    return int(_counted("stats").get("unique_graphs", 0))
 
 
 def _graph_breaks() -> int:
-    return sum(torch._dynamo.utils.counters["graph_break"].values())
+    return sum(_counted("graph_break").values())
+
+
+def _counted(kind: str) -> Mapping[str, int]:
+    """Dynamo's own count; nothing where a torch keeps none, and a capture is unknown then."""
+    return getattr(torch._dynamo.utils, "counters", {}).get(kind, {})
 
 
 def _summary(error: BaseException) -> str:

@@ -43,7 +43,11 @@ def fast_batches(loader: Iterable[Any]) -> Iterator[Any]:
     iterator = iter(loader)
     gather = _gather_of(loader)
     fetcher = getattr(iterator, "_dataset_fetcher", None)
-    if gather is not None and type(fetcher).__name__ == "_MapDatasetFetcher":
+    if (
+        gather is not None
+        and type(fetcher).__name__ == "_MapDatasetFetcher"
+        and hasattr(iterator, "_next_data")
+    ):
         # torch's own iterator goes on drawing seeds and indices; only the fetch differs.
         iterator._dataset_fetcher = _IndexFetcher(gather, fetcher)  # type: ignore[attr-defined]
         return _batches_of(iterator)
@@ -83,7 +87,7 @@ def _gather_of(loader: Any) -> Gather | None:
     if not (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
-        and type(loader)._get_iterator is DataLoader._get_iterator
+        and getattr(type(loader), "_get_iterator", None) is getattr(DataLoader, "_get_iterator", 0)
         and loader.num_workers == 0
         and loader.batch_sampler is not None
         and loader.collate_fn is default_collate

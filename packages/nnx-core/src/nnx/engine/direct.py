@@ -18,9 +18,20 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim import optimizer as optim
 
 # A function whose globals are a module's was defined there: nobody has put another in its place.
-_TENSOR, _AUTOGRAD = vars(torch._tensor), vars(torch.autograd)
+_TENSOR, _AUTOGRAD = vars(getattr(torch, "_tensor", torch)), vars(torch.autograd)
 _OPTIM, _SCHEDULERS = vars(optim), vars(lr_scheduler)
 _run_backward = getattr(graph, "_engine_run_backward", None)
+
+
+def _always() -> bool:
+    return True
+
+
+# What says that somebody is watching; where a torch has no such name, somebody always is.
+_function_mode = getattr(torch._C, "_is_torch_function_mode_enabled", _always)
+_functorch = getattr(torch._C, "_are_functorch_transforms_active", _always)
+_profiler = getattr(getattr(torch._C, "_autograd", None), "_profiler_enabled", _always)
+_WATCHED = {"": None}  # stands for hooks where a torch keeps them elsewhere
 
 
 def backward(loss: Tensor) -> None:
@@ -34,8 +45,8 @@ def backward(loss: Tensor) -> None:
         and _run_backward is not None
         and getattr(Tensor.backward, "__globals__", None) is _TENSOR
         and getattr(torch.autograd.backward, "__globals__", None) is _AUTOGRAD
-        and not torch._C._is_torch_function_mode_enabled()
-        and not torch._C._are_functorch_transforms_active()
+        and not _function_mode()
+        and not _functorch()
     )
     if plain:
         assert _run_backward is not None
@@ -54,11 +65,11 @@ def step(optimizer: Optimizer) -> None:
     plain = (
         getattr(entry, "__globals__", None) is _OPTIM  # the range and the hooks around a step
         and (own is None or _only_noted_by_a_scheduler(own, entry))
-        and not optimizer._optimizer_step_pre_hooks
-        and not optimizer._optimizer_step_post_hooks
-        and not optim._global_optimizer_pre_hooks
-        and not optim._global_optimizer_post_hooks
-        and not torch._C._autograd._profiler_enabled()
+        and not getattr(optimizer, "_optimizer_step_pre_hooks", _WATCHED)
+        and not getattr(optimizer, "_optimizer_step_post_hooks", _WATCHED)
+        and not getattr(optim, "_global_optimizer_pre_hooks", _WATCHED)
+        and not getattr(optim, "_global_optimizer_post_hooks", _WATCHED)
+        and not _profiler()
     )
     if plain:
         if own is not None:

@@ -17,6 +17,7 @@ from typing import IO, Any
 import torch
 from torch import serialization
 
+_open_writer = getattr(serialization, "_open_zipfile_writer", None)
 _STORAGE = {
     torch.float64: "Double", torch.float32: "Float", torch.float16: "Half",
     torch.bfloat16: "BFloat16", torch.int64: "Long", torch.int32: "Int", torch.int16: "Short",
@@ -36,6 +37,8 @@ class Archive:
     @staticmethod
     def of(value: Any) -> Archive | None:
         """``value`` ready to be written; ``None`` when it takes ``torch.save`` to do so."""
+        if _open_writer is None:
+            return None
         archive = Archive()
         try:
             archive._put(value)
@@ -45,7 +48,8 @@ class Archive:
 
     def write(self, file: IO[bytes]) -> None:
         data = b"".join(self._parts) + pickle.STOP
-        with serialization._open_zipfile_writer(file) as writer:
+        assert _open_writer is not None
+        with _open_writer(file) as writer:
             writer.write_record("data.pkl", data, len(data))
             writer.write_record("byteorder", sys.byteorder, len(sys.byteorder))
             for key, (storage, _) in enumerate(self.storages.values()):
