@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -105,6 +109,7 @@ def build_optimizer(
     :func:`nnx.finetune.build_param_groups`; ``strict_param_groups`` is its
     ``strict``.
     """
+    _import_dynamo()
     if isinstance(params, NNOptimParams):
         return params.name(
             net,
@@ -127,6 +132,23 @@ def build_optimizer(
     optimizer = factory(groups, params.factory.config)
     _check_made(optimizer, params.factory, net, expected)
     return optimizer
+
+
+def _import_dynamo() -> None:
+    """Import what torch imports with its first optimizer, from a stack that holds nothing.
+
+    The import leaves the frames below it in a reference cycle. Those of a fit would
+    keep its loaders, and their workers, until the next garbage collection.
+    """
+    if "torch._dynamo" not in sys.modules:
+        thread = threading.Thread(target=_attempt_import, args=("torch._dynamo",))
+        thread.start()
+        thread.join()
+
+
+def _attempt_import(name: str) -> None:
+    with contextlib.suppress(Exception):  # torch says so itself where it needs it
+        importlib.import_module(name)
 
 
 def build_named(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import numpy as np
+import torch
 
 from nnx.data.loading import fast_batches
 
@@ -38,7 +42,8 @@ class EpochBatches:
     """One pass over a loader, yielding ``(index, batch, is_last)``.
 
     ``is_last`` comes from the loader's length; with ``look_ahead`` and no length,
-    one batch is fetched in advance to know it. ``start`` is the index of the first
+    one batch is fetched in advance to know it, and copied, since a loader may fill the
+    same buffers again. ``start`` is the index of the first
     batch, for an epoch that goes on in the middle. ``before_fetch`` is called before
     each batch is fetched in advance.
     """
@@ -73,7 +78,8 @@ class EpochBatches:
     def _one_ahead(self) -> Iterator[tuple[int, Any, bool]]:
         index = self._index
         while self._held is not _END:
-            batch, self._held = self._held, self._fetch_ahead()
+            batch = _copied(self._held)
+            self._held = self._fetch_ahead()
             yield index, batch, self._held is _END
             index += 1
 
@@ -87,6 +93,22 @@ class EpochBatches:
         if not self.peeks:
             self._held = next(self._source, _END)
         return self._held is _END
+
+
+def _copied(value: Any) -> Any:
+    """A batch in memory of its own."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_copied, value))
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    own = getattr(value, "clone", None)  # a graph
+    return own() if callable(own) else copy.deepcopy(value)
 
 
 def open_epoch(loader: Iterable[Any], *, skip: int = 0, state: Any = None) -> Iterator[Any]:

@@ -40,8 +40,11 @@ def fit(request: FitRequest) -> NNRun:
         ) as writer:
             writer.run = writer.run.with_resume_status(plan.resume.status())
             session = FitSession(plan, writer)
-            with compiling(plan.model, plan.compiled):
-                _train(session)
+            try:
+                with compiling(plan.model, plan.compiled):
+                    _train(session)
+            finally:
+                session.close()
             run = writer.finish()
     if ranks.is_writer:
         print(f"Run saved to {_display_path(run.id)}")

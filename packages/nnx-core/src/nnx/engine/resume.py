@@ -9,8 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import DataLoader
+
 from nnx.components import ComponentRegistry, ComponentRestoreError
 from nnx.engine import commit, rng
+from nnx.engine.batches import is_stateful
 from nnx.engine.clocks import BUDGETED
 from nnx.engine.topology import describe_difference, optimizer_topology
 from nnx.enums import Schedulers
@@ -497,16 +500,33 @@ def restore_streams(session: FitSession) -> None:
     unmatched = rng.restore(saved, session.loaders)
     if unmatched:
         warnings.warn(
-            f"the checkpoint's generator state of {', '.join(unmatched)} fits no generator of the "
-            "same seed in this run's loaders; those streams start fresh",
+            f"the checkpoint's state of {', '.join(unmatched)} fits no generator of the same seed, "
+            "nor a loader with persistent workers, in this run's loaders; those streams start fresh",
             RuntimeWarning,
             stacklevel=2,
         )
-    loader = session.params.train_loader
-    if getattr(loader, "num_workers", 0) and not callable(getattr(loader, "state_dict", None)):
-        warnings.warn(
-            "train_loader uses workers, whose own random state is not saved: the resumed batches "
-            "are those of an uninterrupted run only if the workers draw nothing themselves",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    _warn_of_workers(session.loaders, saved)
+
+
+def _warn_of_workers(loaders: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Worker processes have random states of their own, which no checkpoint holds."""
+    workers = {
+        name: part
+        for name, part in rng.parts_of(loaders)
+        if isinstance(part, DataLoader) and part.num_workers and not is_stateful(part)
+    }
+    if not workers:
+        return
+    lasting = [name for name, loader in workers.items() if loader.persistent_workers]
+    if lasting and "workers" not in saved:
+        what = "; nor does the checkpoint say whether they had been started"
+    else:
+        what = ""
+    exception = "" if lasting else " from anything but the streams that torch seeds each epoch"
+    warnings.warn(
+        f"the loaders {', '.join(workers)} use workers, whose own random state is not saved{what}. "
+        "The resumed batches are those of an uninterrupted run only if the workers draw nothing "
+        f"themselves{exception}",
+        RuntimeWarning,
+        stacklevel=3,
+    )

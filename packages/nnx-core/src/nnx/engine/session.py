@@ -71,10 +71,26 @@ class FitSession:
         self._everything: Any = None  # the whole history, while a round of hooks reads it
         self._partial: list[NNIterationDataPoint] = []
         self._rows: list[tuple[Any, int, int, int, int | None]] = []
+        self._bound: tuple[Callable[..., Any], ...] = ()
         self._listeners: list[Callable[[], Any]] = []
         self._update_hooks: list[Any] = []
         self._schedule_hooks: list[Any] = []
+        self._objective_run = plan.objective is not None
+        self._is_alone = plan.ranks.world_size == 1
         self.ctx = CallbackContext(self)
+
+    def close(self) -> None:
+        """The fit is over: let go of what refers back to the session.
+
+        A cycle would keep the loaders, and their workers, until the next garbage
+        collection. A callback that kept its context can go on reading it.
+        """
+        self.callbacks = ()
+        for hooks in (self._begun, self._listeners, self._update_hooks, self._schedule_hooks):
+            hooks.clear()
+        self._bound = ()
+        self.ctx.update_listeners = []
+        del self.plan, self.ctx
 
     @property
     def run(self) -> NNRun:
@@ -88,7 +104,7 @@ class FitSession:
     @property
     def update_count(self) -> int | None:
         """Committed windows of the update engine, in an objective run."""
-        return self.engine.updates if self.plan.objective is not None else None
+        return self.engine.updates if self._objective_run else None
 
     # Callbacks ---------------------------------------------------------------------------
 
@@ -277,7 +293,7 @@ class FitSession:
 
         Of several processes, those of whole epochs: an exchange needs all of them.
         """
-        if self.plan.ranks.world_size == 1:
+        if self._is_alone:
             self.flush()
         return self.writer.idps
 
