@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
+import multiprocessing
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
-from nnx import LRFinderResult, lr_finder
+from nnx import KeywordInputs, Losses, LRFinderResult, NNModel, NNModelParams, lr_finder
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -156,3 +159,129 @@ def test_the_module_of_the_same_name_is_the_function_too():
 
     result = module(network(), data(), loss_fn=F.cross_entropy, num_iter=5)
     assert type(result).__name__ == "LRFinderResult"
+
+
+def test_the_signature_can_be_asked_for():
+    import nnx
+    import nnx.lr_finder as first
+    from nnx.lr_finder import lr_finder as function
+
+    expected = inspect.signature(function)
+    module = sys.modules["nnx.lr_finder"]
+    assert [inspect.signature(f) for f in (nnx.lr_finder, first, module)] == [expected] * 3
+    assert list(expected.parameters)[:3] == ["model", "train_loader", "loss_fn"]
+    assert expected.parameters["num_iter"].default == 100
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(5, 2), nn.Linear(3, 2)
+
+    def forward(self, *, left, right):
+        return {"logits": self.a(left) + self.b(right)}
+
+
+class Logits(KeywordInputs):
+    def output(self, raw):
+        return raw["logits"]
+
+
+def pairs():
+    torch.manual_seed(1)
+    rows = [
+        {"left": torch.randn(5), "right": torch.randn(3), "labels": torch.tensor(i % 2)}
+        for i in range(32)
+    ]
+    return DataLoader(rows, batch_size=8)
+
+
+def test_a_model_reads_its_batches_by_its_adapter():
+    model = NNModel(
+        module=Pair(),
+        params=NNModelParams(loss=Losses.CROSS_ENTROPY),
+        batch_adapter=Logits(("left", "right")),
+    )
+    result = lr_finder(model, pairs(), loss_fn=F.cross_entropy, num_iter=6, start_lr=1e-3)
+    net, losses = Pair(), []
+    optimizer = torch.optim.Adam(net.parameters())
+    for rate, batch in zip(result.lrs, [*pairs(), *pairs()]):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        output = net(left=batch["left"], right=batch["right"])["logits"]
+        loss = F.cross_entropy(output, batch["labels"])
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+    assert result.losses == losses
+
+
+class Counts(nn.Module):
+    """Keeps what it saw beside its tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.register_buffer("last", torch.zeros(2), persistent=False)
+        self.seen = {"batches": 0}
+
+    def forward(self, x):
+        self.seen["batches"] += 1
+        self.last = self.layer(x).detach().mean(0)
+        return self.layer(x)
+
+    def get_extra_state(self):
+        return self.seen
+
+    def set_extra_state(self, state):
+        self.seen = state
+
+
+def test_extra_state_and_replaced_buffers_are_put_back():
+    net = Counts()
+    buffer = net.last
+    lr_finder(net, data(), loss_fn=F.cross_entropy, num_iter=5)
+    assert net.seen == {"batches": 0}
+    assert net.last is buffer
+    assert torch.equal(buffer, torch.zeros(2))
+
+
+def test_generators_below_wrappers_are_put_back():
+    generator = torch.Generator().manual_seed(5)
+    plain = data().dataset
+    sampler = torch.utils.data.RandomSampler(plain, generator=generator)
+    batches = torch.utils.data.BatchSampler(sampler, 16, drop_last=False)
+    loader = DataLoader(plain, batch_sampler=batches)
+    before = generator.get_state()
+    lr_finder(network(), loader, loss_fn=F.cross_entropy, num_iter=9)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_persistent_workers_end_with_the_sweep():
+    loader = DataLoader(
+        data().dataset, batch_size=16, num_workers=1, persistent_workers=True, shuffle=True
+    )
+    torch.manual_seed(2)
+    expected = [x for x, _ in loader]
+    loader._iterator._shutdown_workers()
+    loader._iterator = None
+    net = network()
+    torch.manual_seed(2)
+    lr_finder(net, loader, loss_fn=F.cross_entropy, num_iter=5)
+    assert loader._iterator is None
+    assert not multiprocessing.active_children()
+    assert all(torch.equal(a, b) for a, (b, _) in zip(expected, loader))
+    live = iter(loader)
+    next(live)
+    with pytest.raises(ValueError, match="persistent workers of train_loader are in use"):
+        lr_finder(network(), loader, loss_fn=F.cross_entropy, num_iter=5)
+    assert len(list(live)) == len(expected) - 1
+    loader._iterator._shutdown_workers()
+
+
+def test_an_iterator_of_the_callers_is_refused_unread():
+    live = iter(data())
+    with pytest.raises(ValueError, match="train_loader is an iterator .*; pass the loader itself"):
+        lr_finder(network(), live, loss_fn=F.cross_entropy)
+    assert len(list(live)) == 4

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import pytest
 import torch
 from captum.attr import IntegratedGradients
+from nnx import KeywordInputs, Losses, NNModel, NNModelParams, PositionalInputs
 from nnx.plugins.siblings import install_line
 from nnx.viz import (
     activation_map,
@@ -44,6 +45,28 @@ def without(monkeypatch, *names):
 
     monkeypatch.setattr(sys, "meta_path", [Blocker(), *sys.meta_path])
     assert real is builtins.__import__
+
+
+def keyword_model():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(5, 2), nn.Linear(3, 2)
+
+        def forward(self, *, left, right):
+            return {"logits": self.a(left) + self.b(right)}
+
+    class Logits(KeywordInputs):
+        def output(self, raw):
+            return raw["logits"]
+
+    model = NNModel(
+        module=Pair(),
+        params=NNModelParams(loss=Losses.CROSS_ENTROPY),
+        batch_adapter=Logits(("left", "right")),
+    )
+    return model, {"left": torch.randn(3, 5), "right": torch.randn(3, 3)}
 
 
 class TestSummary:
@@ -162,6 +185,33 @@ class TestActivationMap:
         figure = activation_map(nn.Conv2d(1, 2, 1), torch.randn(1, 1, 1000, 1500), "")
         assert np.asarray(figure.data[0].z).shape == (256, 256)
 
+    def test_a_layer_that_works_in_place_does_not_change_the_picture(self):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+        x = torch.randn(4, 6)
+        figure = activation_map(net, x, "0")
+        assert np.allclose(figure.data[0].z, net[0](x).detach().numpy(), atol=1e-6)
+        assert np.asarray(figure.data[0].z).min() < 0
+
+    def test_the_callers_input_stays_as_it_was(self):
+        net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2))
+        x = torch.randn(4, 6)
+        before = x.clone()
+        activation_map(net, x, "0")
+        summary(net, input_data=x)
+        assert torch.equal(x, before)
+
+    def test_a_model_with_keyword_inputs(self):
+        model, x = keyword_model()
+        figure = activation_map(model, x, "a")
+        assert np.allclose(figure.data[0].z, model.net.a(x["left"]).detach().numpy(), atol=1e-6)
+        output = activation_map(model, x, "").data[0].z
+        assert np.allclose(output, model.net(**x)["logits"].detach().numpy(), atol=1e-6)
+
+    def test_a_layer_is_found_by_each_of_its_names(self, mixed_net):
+        mixed_net.alias = mixed_net.head
+        assert np.asarray(activation_map(mixed_net, picture(), "alias").data[0].z).shape == (2, 4)
+
     def test_shrinking_averages(self):
         from nnx.viz._common import shrink
 
@@ -200,6 +250,55 @@ class TestAttribute:
     def test_two_dimensional_inputs_are_rows(self):
         _, figure = attribute(nn.Linear(5, 3), torch.randn(4, 5), target=0, method="saliency")
         assert np.asarray(figure.data[0].z).shape == (4, 5)
+
+    @pytest.mark.parametrize(
+        "method", ["integrated_gradients", "saliency", "deep_lift", "occlusion"]
+    )
+    def test_keyword_inputs_are_attributed_each(self, method):
+        model, x = keyword_model()
+        values, figure = attribute(model, x, method=method, target=1)
+        assert list(values) == ["left", "right"]
+        assert len(figure.data) == 2
+        a, b = (layer.weight[1].detach() for layer in (model.net.a, model.net.b))
+        if method == "saliency":
+            expected = a.abs().expand(3, -1), b.abs().expand(3, -1)
+        else:  # of a linear model: weight times input
+            expected = a * x["left"], b * x["right"]
+        for found, wanted in zip(values.values(), expected):
+            torch.testing.assert_close(found.to(wanted.dtype), wanted, atol=1e-5, rtol=1e-4)
+
+    def test_inputs_that_are_no_floats_are_passed_along(self):
+        class Gated(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 2)
+
+            def forward(self, x, mask):
+                return self.layer(x * mask)
+
+        module = Gated()
+        model = NNModel(
+            module=module,
+            params=NNModelParams(loss=Losses.CROSS_ENTROPY),
+            batch_adapter=PositionalInputs(2),
+        )
+        x, mask = torch.randn(3, 4), torch.tensor([[1, 0, 1, 0]] * 3)
+        (values,), _ = attribute(model, (x, mask), target=0)
+        expected = module.layer.weight[0].detach() * x * mask
+        torch.testing.assert_close(values.float(), expected, atol=1e-5, rtol=1e-4)
+        with pytest.raises(ValueError, match="no input is of floating point"):
+            attribute(model, (mask, mask), target=0)
+
+    def test_layers_in_place_are_explained_and_stay_in_place(self):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+        plain = nn.Sequential(net[0], nn.ReLU(), net[2])
+        x = torch.randn(4, 6)
+        for method in ("deep_lift", "saliency", "integrated_gradients"):
+            found, _ = attribute(net, x, target=0, method=method)
+            wanted, _ = attribute(plain, x, target=0, method=method)
+            assert torch.equal(found, wanted)
+        assert net[1].inplace
 
     def test_unknown_method(self, mixed_net, untouched):
         with pytest.raises(ValueError, match="choose one of integrated_gradients"):

@@ -38,11 +38,23 @@ def test_string_labels_and_names_that_occur():
         ([[0, 1]], [[0, 1]], None, "Y_true must be 1-D"),
         ([0, 3], [0, 1], ["a", "b"], "names 2 classes, but the labels run from 0 to 3"),
         (["a", "q"], ["a", "a"], ["a", "b"], "does not name"),
+        ([0, 1, 1], [0.1, 0.9, 0.7], ["a", "b"], "Y_pred holds 0.1, which is no class: these look"),
+        ([0, 1], [0.0, float("nan")], None, "Y_pred holds nan, which is no class"),
+        ([0.5, 1.0], [0, 1], ["a", "b"], "Y_true holds 0.5"),
+        ([0, 1], np.array([[0.9, 0.1], [0.2, 0.8]]), ["a", "b"], "Y_pred must be 1-D"),
     ],
 )
 def test_refusals(true, predicted, names, message):
-    with pytest.raises(ValueError, match=message):
-        confusion_matrix(true, predicted, class_names=names)
+    for draw in (confusion_matrix, VisUtils.classification_report):
+        with pytest.raises(ValueError, match=message):
+            draw(true, predicted, class_names=names)
+
+
+@pytest.mark.parametrize("kind", [float, bool, np.float32])
+def test_whole_floats_and_truth_values_are_classes(kind):
+    true, predicted = labels(classes=2)
+    figure = confusion_matrix(true.astype(kind), predicted.astype(kind), class_names=["a", "b"])
+    assert np.array_equal(figure.data[0].z, metrics.confusion_matrix(true, predicted))
 
 
 def test_classification_report_equals_scikit_learn():
@@ -62,6 +74,43 @@ def test_lines():
     assert list(figure.data[1].y) == [3, 2, 1]
     with pytest.raises(ValueError, match="2 values for 3"):
         multi_line_plot([1, 2, 3], [[1, 2]], "t", ["a"], "x", "y")
+
+
+def test_groups_of_lines_share_a_colour():
+    train, val = [[1.0, 2.0], [1.5, 2.5]], [[3.0, 4.0], [3.5, 4.5]]
+    flat = [*train, *val]
+    for legend, shown in (
+        (["train", "val"], ["train", None, "val", None]),
+        ([["a", "b"], ["c", "d"]], ["a", "b", "c", "d"]),
+        (["a", "b", "c", "d"], ["a", "b", "c", "d"]),
+    ):
+        for groups in ([train, val], np.array([train, val])):
+            figure = multi_line_plot([0, 1], groups, "t", legend, "x", "y")
+            assert [list(t.y) for t in figure.data] == flat
+            assert [t.name if t.showlegend else None for t in figure.data] == shown
+            colours = [t.line.color for t in figure.data]
+            assert colours[0] == colours[1] != colours[2] == colours[3]
+
+
+def test_a_group_may_stand_beside_a_single_line():
+    figure = multi_line_plot([0, 1], [[[1, 2], [3, 4]], [5, 6]], "t", ["many", "one"], "x", "y")
+    assert [(t.name, list(t.y)) for t in figure.data] == [
+        ("many", [1, 2]), ("many", [3, 4]), ("one", [5, 6]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("series", "legend", "message"),
+    [
+        ([[[1, 2], [3, 4]]], ["a", "b", "c"], "2 series in 1 groups but 3 legend entries"),
+        ([[[1, 2], [3, 4]], [5, 6]], [["a"], ["b"]], "a group of 2 series has 1 legend entries"),
+        ([[[1, 2], [3]]], ["a"], "series 'a' has 1 values for 2 x values"),
+        ([[1, 2]], ["a", "b"], "1 series but 2 legend entries"),
+    ],
+)
+def test_lines_that_do_not_fit(series, legend, message):
+    with pytest.raises(ValueError, match=message):
+        multi_line_plot([0, 1], series, "t", legend, "x", "y")
 
 
 def test_scatter_groups_by_value():

@@ -6,12 +6,15 @@ called too, whichever was imported first.
 
 from __future__ import annotations
 
+import copy
+import inspect
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nnx.viz._common import PALETTE, require, unwrap
@@ -19,6 +22,7 @@ from nnx.viz._common import PALETTE, require, unwrap
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     import torch
+    from nnx.nn_model import NNModel
     from torch import nn
     from torch.utils.data import DataLoader
 
@@ -39,7 +43,7 @@ class LRFinderResult:
 
 
 def lr_finder(
-    model: nn.Module,
+    model: nn.Module | NNModel,
     train_loader: DataLoader,
     *,
     loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
@@ -58,18 +62,23 @@ def lr_finder(
     an exponential moving average, ``ema_alpha`` being the weight of the newest
     value. The sweep stops when the smoothed loss exceeds the lowest one by
     more than ``(diverge_threshold - 1) * |lowest|``, or is not finite.
-    ``optimizer_cls`` is Adam by default; ``device`` is the model's own.
+    ``optimizer_cls`` is Adam by default; ``device`` is the model's own. An
+    NNModel reads its batches by its batch adapter, as in training.
 
-    Nothing of the sweep stays: weights, buffers, gradients, modes, the
-    loader's generators and all random streams are restored, also on an error.
+    Nothing of the sweep stays: weights, buffers, extra state, gradients, modes,
+    the loader's generators and workers, and all random streams are as before,
+    also on an error.
 
-    Raises ``ValueError`` for arguments out of their domain, an empty loader, a
-    model without trainable parameters, or a loss that is never finite.
+    Raises ``ValueError`` for arguments out of their domain, an empty loader, an
+    iterator in place of a loader or a loader whose persistent workers are in
+    use (the sweep would use up what the caller reads), a model without
+    trainable parameters, or a loss that is never finite.
     """
     require("plotly.graph_objects", "nnx.lr_finder")
     import torch
 
     _check(start_lr, end_lr, num_iter, diverge_threshold, ema_alpha)
+    _check_loader(train_loader)
     net = unwrap(model)
     trainable = [p for p in net.parameters() if p.requires_grad]
     if not trainable:
@@ -79,8 +88,11 @@ def lr_finder(
         net.train()
         build: Callable[..., torch.optim.Optimizer] = optimizer_cls or torch.optim.Adam
         optimizer = build(trainable, lr=start_lr)
+        swept = SimpleNamespace(
+            net=net, device=place, batch_adapter=getattr(model, "batch_adapter", None)
+        )
         losses, smoothed = _sweep(
-            net, train_loader, loss_fn, optimizer, rates, place, diverge_threshold, ema_alpha
+            swept, train_loader, loss_fn, optimizer, rates, diverge_threshold, ema_alpha
         )
     lrs = rates[: len(losses)]
     suggested = lrs[_steepest(lrs, smoothed)]
@@ -100,40 +112,50 @@ def _check(start: float, end: float, n: int, threshold: float, alpha: float) -> 
         raise ValueError(f"lr_finder: num_iter must be an integer >= 3, not {n!r}")
 
 
+def _check_loader(loader: Any) -> None:
+    """Refuse what a sweep would take away from the caller."""
+    if hasattr(loader, "__next__"):
+        raise ValueError(
+            f"lr_finder: train_loader is an iterator ({type(loader).__name__}), which the sweep "
+            "would use up; pass the loader itself"
+        )
+    if getattr(loader, "persistent_workers", False) and loader._iterator is not None:
+        raise ValueError(
+            "lr_finder: the persistent workers of train_loader are in use, and a sweep would reset "
+            "the iterator that they serve; pass a loader of its own, or finish with that one and "
+            "delete it"
+        )
+
+
 def _sweep(
-    net: nn.Module,
+    model: Any,
     loader: Iterable[Any],
     loss_fn: Callable[..., torch.Tensor],
     optimizer: torch.optim.Optimizer,
     rates: list[float],
-    device: torch.device,
     threshold: float,
     alpha: float,
 ) -> tuple[list[float], list[float]]:
-    from nnx.models import adapter_for
+    from nnx.prediction.batches import forward_batch
 
-    adapter = adapter_for(net)
     losses: list[float] = []
     smoothed: list[float] = []
-    for rate, batch in zip(rates, _forever(loader)):
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        args, kwargs, target = adapter.split(batch)
-        optimizer.zero_grad()
-        output = adapter.output(
-            net(*(a.to(device) for a in args), **{k: v.to(device) for k, v in kwargs.items()})
-        )
-        loss = loss_fn(output, target.to(device))
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            break
-        losses.append(value)
-        smoothed.append(value if not smoothed else alpha * value + (1 - alpha) * smoothed[-1])
-        lowest = min(smoothed)
-        if smoothed[-1] > lowest + (threshold - 1) * abs(lowest):
-            break
-        loss.backward()
-        optimizer.step()
+    with closing(_forever(loader)) as batches:  # its workers end with it, also on an error
+        for rate, batch in zip(rates, batches):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.zero_grad()
+            loss = loss_fn(*forward_batch(model, batch))
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                break
+            losses.append(value)
+            smoothed.append(value if not smoothed else alpha * value + (1 - alpha) * smoothed[-1])
+            lowest = min(smoothed)
+            if smoothed[-1] > lowest + (threshold - 1) * abs(lowest):
+                break
+            loss.backward()
+            optimizer.step()
     if not losses:
         raise ValueError("the loss was not finite at the first learning rate")
     return losses, smoothed
@@ -166,43 +188,65 @@ def _steepest(lrs: list[float], smoothed: list[float]) -> int:
 def _untouched(net: nn.Module, loader: Any, device: torch.device | None) -> Iterator[torch.device]:
     """Yield the device of the sweep; put back all that a sweep changes."""
     import torch
-    from nnx.seeding import isolated_rng
+    from nnx.engine import rng
     from nnx.utils.modes import restored_modes
 
-    tensors = [*net.parameters(), *net.buffers()]
-    home = tensors[0].device
+    home = next(itertools.chain(net.parameters(), net.buffers())).device
     place = torch.device(device) if device is not None else home
-    saved = [t.detach().clone() for t in tensors]
+    saved = [_Saved(module) for module in net.modules()]
     gradients = [(p, p.grad) for p in net.parameters()]
-    generators = [(g, g.get_state()) for g in _generators(loader)]
+    streams = rng.capture({"train": loader})
     try:
-        with isolated_rng(), restored_modes(net):
+        with restored_modes(net):
             for parameter, _ in gradients:
                 parameter.grad = None
             if place != home:
                 net.to(place)
             yield place
     finally:
+        _end_workers(loader)
         if place != home:
             net.to(home)
-        with torch.no_grad():
-            for tensor, value in zip([*net.parameters(), *net.buffers()], saved):
-                tensor.copy_(value)
+        for module in saved:
+            module.restore()
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        for generator, state in generators:
-            generator.set_state(state)
+        rng.restore(streams, {"train": loader})
 
 
-def _generators(loader: Any) -> list[torch.Generator]:
-    """The loader's own generators, each once."""
-    import torch
+class _Saved:
+    """The tensors and the extra state of one module, without its submodules."""
 
-    owners = [loader, *(getattr(loader, n, None) for n in ("sampler", "batch_sampler", "dataset"))]
-    owners.append(getattr(getattr(loader, "batch_sampler", None), "sampler", None))
-    found = {id(g): g for g in (getattr(o, "generator", None) for o in owners)
-             if isinstance(g, torch.Generator)}  # fmt: skip
-    return list(found.values())
+    def __init__(self, module: nn.Module) -> None:
+        from torch import nn
+
+        self.module = module
+        self.buffers = dict(module._buffers)
+        self.tensors = {
+            tensor: tensor.detach().clone()
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+            if tensor is not None
+        }
+        self.has_extra = type(module).get_extra_state is not nn.Module.get_extra_state
+        self.extra = copy.deepcopy(module.get_extra_state()) if self.has_extra else None
+
+    def restore(self) -> None:
+        import torch
+
+        self.module._buffers.update(self.buffers)
+        with torch.no_grad():
+            for tensor, value in self.tensors.items():
+                tensor.copy_(value)
+        if self.has_extra:
+            self.module.set_extra_state(self.extra)
+
+
+def _end_workers(loader: Any) -> None:
+    """Stop the persistent workers that the sweep started; there were none before."""
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None and getattr(loader, "persistent_workers", False):
+        loader._iterator = None
+        iterator._shutdown_workers()
 
 
 def _draw(
@@ -236,6 +280,8 @@ def _draw(
 
 class _CallableModule(ModuleType):
     """``nnx.lr_finder`` is a module and, in ``from nnx import lr_finder``, a function."""
+
+    __signature__ = inspect.signature(lr_finder)
 
     def __call__(self, *args: Any, **kwargs: Any) -> LRFinderResult:
         return lr_finder(*args, **kwargs)

@@ -47,13 +47,15 @@ class VisUtils:
     ) -> go.Figure:
         """Counts (or row shares) of predicted classes for each true class.
 
-        ``Y_true`` and ``Y_pred`` are 1-D, of equal length. Integer classes in
+        ``Y_true`` and ``Y_pred`` are 1-D class labels, of equal length; scores and
+        probabilities are refused, not cut to classes. Integer classes in
         ``0 .. len(class_names) - 1`` use ``class_names``; otherwise the classes
         are those that occur, sorted. With ``normalize`` each row sums to one; a
         class that never occurs keeps a row of zeros.
 
         Raises ``ValueError`` on empty input, unequal lengths, more than one
-        dimension, or a class that ``class_names`` does not cover.
+        dimension, numbers that are no classes, or a class that ``class_names``
+        does not cover.
         """
         graph = require("plotly.graph_objects", "confusion_matrix")
         import numpy as np
@@ -112,9 +114,9 @@ class VisUtils:
     @staticmethod
     def multi_line_plot(
         x: Sequence[Any],
-        yss: Sequence[Sequence[float]],
+        yss: Sequence[Any],
         title: str,
-        yss_legend: Sequence[str],
+        yss_legend: Sequence[Any],
         x_axis_label: str,
         y_axis_label: str,
         x_ticks_inc: float = 20,
@@ -124,19 +126,33 @@ class VisUtils:
         margin_size: Mapping[str, int] = _MARGIN,
         renderer: str | None = None,
     ) -> go.Figure:
-        """One line per series of ``yss`` over the shared ``x``."""
+        """One line per series of ``yss`` over the shared ``x``.
+
+        An entry of ``yss`` is a series (a number per ``x``) or a group of series,
+        which share a colour. ``yss_legend`` has a name for each entry, or for each
+        series; the lines of a group with one name are one entry of the legend.
+
+        Raises ``ValueError`` when names and entries, or a series and ``x``, differ
+        in number.
+        """
         graph = require("plotly.graph_objects", "multi_line_plot")
-        if len(yss) != len(yss_legend):
-            raise ValueError(f"{len(yss)} series but {len(yss_legend)} legend entries")
-        for name, ys in zip(yss_legend, yss):
-            if len(ys) != len(x):
-                raise ValueError(f"series {name!r} has {len(ys)} values for {len(x)} x values")
-        figure = graph.Figure(
-            [
-                graph.Scatter(x=list(x), y=list(ys), mode="lines", name=name, line={"color": color})
-                for ys, name, color in zip(yss, yss_legend, generate_colors(len(yss)))
-            ]
-        )
+        figure = graph.Figure()
+        groups = _groups(yss, yss_legend)
+        for (names, group), color in zip(groups, generate_colors(len(groups))):
+            for index, (name, ys) in enumerate(zip(names, group)):
+                if len(ys) != len(x):
+                    raise ValueError(f"series {name!r} has {len(ys)} values for {len(x)} x values")
+                figure.add_trace(
+                    graph.Scatter(
+                        x=list(x),
+                        y=list(ys),
+                        mode="lines",
+                        name=name,
+                        legendgroup=name,
+                        showlegend=name not in names[:index],
+                        line={"color": color},
+                    )
+                )
         numeric = len(x) > 0 and isinstance(x[0], (int, float))
         if numeric and (max(x) - min(x)) / x_ticks_inc <= 100:
             figure.update_xaxes(dtick=x_ticks_inc)
@@ -255,6 +271,29 @@ class VisUtils:
         return scatter_plot(vm, renderer, fig_size, label_size, title_size, margin_size)
 
 
+def _groups(yss: Sequence[Any], legend: Sequence[Any]) -> list[tuple[list[str], list[Any]]]:
+    """Each entry of ``yss`` as (names, series), a single series being a group of one."""
+    import numpy as np
+
+    groups = [list(ys) if np.ndim(ys[0] if len(ys) else 0) else [ys] for ys in yss]
+    total = sum(map(len, groups))
+    if len(legend) == len(groups):
+        names = [
+            [str(entry)] * len(group) if isinstance(entry, str) else [str(name) for name in entry]
+            for entry, group in zip(legend, groups)
+        ]
+    elif len(legend) == total:
+        left = iter(legend)
+        names = [[str(next(left)) for _ in group] for group in groups]
+    else:
+        series = "" if total == len(groups) else f" in {len(groups)} groups"
+        raise ValueError(f"{total} series{series} but {len(legend)} legend entries")
+    for entry, group in zip(names, groups):
+        if len(entry) != len(group):
+            raise ValueError(f"a group of {len(group)} series has {len(entry)} legend entries")
+    return list(zip(names, groups))
+
+
 def _lookup(table: Any, value: Any, index: int) -> Any:
     return table[value] if isinstance(table, Mapping) else table[index]
 
@@ -271,6 +310,7 @@ def _aligned(
             raise ValueError(
                 f"{name} must be 1-D class labels, not of shape {values.shape}; decode it first"
             )
+    left, right = _classes("Y_true", left), _classes("Y_pred", right)
     if len(left) != len(right):
         raise ValueError(f"Y_true has {len(left)} labels and Y_pred {len(right)}")
     if not len(left):
@@ -293,6 +333,24 @@ def _aligned(
             f"{present[0]} to {present[-1]}"
         )
     return left.astype(int), right.astype(int), names
+
+
+def _classes(name: str, values: np.ndarray) -> np.ndarray:
+    """Labels as they are, whole floats as integers; refuses what is no class."""
+    import numpy as np
+
+    if values.dtype.kind == "b":
+        return values.astype(np.int64)
+    if values.dtype.kind not in "fc":
+        return values
+    whole = np.isfinite(values) & (values == np.round(values.real))
+    if not whole.all():
+        wrong = values[~whole][0]
+        raise ValueError(
+            f"{name} holds {wrong:g}, which is no class: these look like scores or probabilities. "
+            "Take the class first, for example (p > 0.5) or p.argmax(1)"
+        )
+    return values.real.astype(np.int64)
 
 
 def _array(values: Any) -> np.ndarray:

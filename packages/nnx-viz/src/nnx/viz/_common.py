@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -45,22 +45,47 @@ def unwrap(model: Any) -> nn.Module:
     return net
 
 
+def inputs_of(model: Any, net: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How ``net`` is called for the inputs ``x``: an NNModel's adapter says it."""
+    from nnx.models import adapter_for
+
+    if model is net:
+        return (x,), {}
+    adapter = adapter_for(net, getattr(model, "batch_adapter", None))
+    if isinstance(x, (tuple, Mapping)) or not hasattr(x, "edge_index"):
+        return adapter.inputs(x)
+    args, kwargs, _ = adapter.split(x)  # a graph is a batch of its own
+    return args, kwargs
+
+
+def output_of(model: Any, net: nn.Module, raw: Any) -> Any:
+    """The tensor in what ``net`` returned, as an NNModel's adapter reads it."""
+    from nnx.models import adapter_for
+
+    if model is net:
+        return raw
+    return adapter_for(net, getattr(model, "batch_adapter", None)).output(raw)
+
+
 def to_device_of(net: nn.Module, value: Any) -> Any:
-    """Move tensors in ``value`` to the device of the first parameter or buffer of ``net``."""
+    """``value`` with copies of its tensors on the device of ``net``.
+
+    Copies, since a network may change its input in place.
+    """
     import torch
 
     first = next(itertools.chain(net.parameters(), net.buffers()), None)
-    return value if first is None else _move(value, first.device, torch.Tensor)
+    return _copy(value, None if first is None else first.device, torch.Tensor)
 
 
-def _move(value: Any, device: torch.device, tensor: type) -> Any:
+def _copy(value: Any, device: torch.device | None, tensor: type) -> Any:
     if isinstance(value, tensor):
-        return value.to(device)  # type: ignore[attr-defined]
+        return value.detach().to(device or value.device, copy=True)  # type: ignore[attr-defined]
     if isinstance(value, dict):
-        return {key: _move(item, device, tensor) for key, item in value.items()}
+        return {key: _copy(item, device, tensor) for key, item in value.items()}
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return type(value)(_move(item, device, tensor) for item in value)
-    return value
+        return type(value)(_copy(item, device, tensor) for item in value)
+    return value.to(device) if hasattr(value, "edge_index") and device else value
 
 
 @contextmanager

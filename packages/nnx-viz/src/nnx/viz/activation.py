@@ -5,7 +5,17 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
-from nnx.viz._common import borrowed, heatmap, require, subplots, to_device_of, unwrap
+from nnx.utils.modules import module_paths
+from nnx.viz._common import (
+    borrowed,
+    heatmap,
+    inputs_of,
+    output_of,
+    require,
+    subplots,
+    to_device_of,
+    unwrap,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +36,10 @@ def activation_map(
 ) -> go.Figure:
     """A heatmap of the output of ``layer_name`` for the input ``x``.
 
+    ``x`` is what the model takes: a tensor, or, for an NNModel whose batch adapter
+    says so, a tuple of positional or a mapping of keyword inputs. The output is
+    what the layer computed, also where a later layer changes it in place.
+
     ``layer_name`` is a dotted name from ``named_modules()``; ``""`` is the
     model itself. An output of shape (N, C, H, W) gives one heatmap per channel
     of the first sample, at most ``max_channels``; (N, F) gives one heatmap of N
@@ -38,7 +52,7 @@ def activation_map(
     if isinstance(max_channels, bool) or not isinstance(max_channels, int) or max_channels < 1:
         raise ValueError(f"max_channels must be an integer >= 1, not {max_channels!r}")
     net = unwrap(model)
-    values = _capture(net, _layer(net, layer_name), layer_name, x)
+    values = _capture(model, net, _layer(net, layer_name), layer_name, x)
     label = layer_name or type(net).__name__
     if values.ndim == 4:
         channels = values[0][:max_channels]
@@ -67,7 +81,7 @@ def activation_map(
 
 
 def _layer(net: nn.Module, name: str) -> nn.Module:
-    layers = dict(net.named_modules())
+    layers = dict(module_paths(net))
     if name not in layers:
         names = [n for n in layers if n]
         close = difflib.get_close_matches(name, names, n=3)
@@ -78,20 +92,24 @@ def _layer(net: nn.Module, name: str) -> nn.Module:
     return layers[name]
 
 
-def _capture(net: nn.Module, layer: nn.Module, name: str, x: Any) -> np.ndarray:
+def _capture(model: Any, net: nn.Module, layer: nn.Module, name: str, x: Any) -> np.ndarray:
     import torch
 
+    args, kwargs = inputs_of(model, net, x)
     captured: list[torch.Tensor] = []
 
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
         first = output[0] if isinstance(output, (tuple, list)) else output
+        if layer is net and not isinstance(first, torch.Tensor):
+            first = output_of(model, net, output)
         if isinstance(first, torch.Tensor):
-            captured.append(first.detach().float().cpu())
+            # A copy: the next layer may work in place.
+            captured.append(first.detach().to("cpu", torch.float32, copy=True))
 
     handle = layer.register_forward_hook(keep)
     try:
         with borrowed(net), torch.no_grad():
-            net(to_device_of(net, x))
+            net(*to_device_of(net, args), **to_device_of(net, kwargs))
     finally:
         handle.remove()
     if not captured:
