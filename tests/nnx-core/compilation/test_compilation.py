@@ -360,7 +360,7 @@ def test_a_failure_after_the_last_commit_shows_in_the_attempt_only():
             provenance=ExperimentManifest.for_model(m, train=params),
         )  # fmt: skip
     (run_id,) = [run.id for run in NNRun.all()]
-    attempt = json.loads(Path(f"runs/{run_id}/attempt.json").read_text())["attempt"]
+    attempt = json.loads(Path(f"runs/{run_id}/attempt.json").read_text())
     assert attempt["compile"]["effective"] == "failed"
     state = NNCheckpoint.load_training_state(run_id, Checkpoints.LAST)
     assert state["compile"]["effective"] == "compiled"

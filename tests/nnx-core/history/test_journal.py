@@ -246,3 +246,44 @@ def test_bytes_written_grow_linearly_and_memory_stays_flat(tmp_path, parts):
     few, many = write(20), write(80)
     assert many[0] < 1.5 * few[0] + 100_000
     assert many[1] == pytest.approx(4 * few[1], rel=0.1)
+
+
+# -- the original's journals ---------------------------------------------------------
+
+ORIGINAL = Path(__file__).parents[2] / "data" / "original-runs" / "journal"
+ORIGINAL_ID = "c5204b997249ee4007518040c0aa5dc7"
+
+
+@pytest.fixture
+def original(tmp_path, monkeypatch):
+    import shutil
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ORIGINAL, "runs")
+    return Path("runs") / ORIGINAL_ID / "history"
+
+
+def test_a_journal_of_the_original_system_is_read_whole(original):
+    rows = [json.loads(line) for c in sorted(original.glob("chunk-*")) for line in c.open()]
+    records = list(iter_history(ORIGINAL_ID))
+    assert len(records) == len(rows) == 12
+    for record, row in zip(records, rows, strict=True):
+        assert (record.iter_idx, record.epoch_idx, record.lr) == (
+            row["iter_idx"], row["epoch_idx"], row["lr"],
+        )  # fmt: skip
+        assert record.train_edp.loss == row["train_edp"]["loss"]
+        assert (record.val_edp is None) == (row["val_edp"] is None)
+    run = NNRun.load(ORIGINAL_ID)
+    assert run.idps == records[-6:]
+    assert run.precision.effective == "fp32"
+    summaries = Journal.open(run.history).epochs(2)
+    assert [s["epoch_idx"] for s in summaries] == [0, 1, 2]
+    assert [s["last"]["iter_idx"] for s in summaries] == [2, 5, 8]
+
+
+@pytest.mark.parametrize("name", ["index.jsonl", "chunk-00000003.jsonl"])
+def test_an_altered_journal_of_the_original_system_is_noticed(original, name):
+    path = original / name
+    path.write_text(path.read_text().replace("3", "4", 1))
+    with pytest.raises(HistoryCorruptionError):
+        list(iter_history(ORIGINAL_ID))

@@ -28,8 +28,9 @@ CONV = NNConvParams(
     conv_channels=[8, 16],
     in_channels=3,
     kernel_size=3,
-    activations=[Activations.RELU, Activations.ELU, Activations.TANH],
-    dropout_probs=[0.1, 0.0, 0.3],
+    activation=Activations.ELU,
+    activations=[Activations.TANH],
+    dropout_probs=[0.3],
 )
 
 
@@ -43,7 +44,7 @@ def plain_feed_fwd():
 
 def plain_conv():
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(0.1), nn.MaxPool2d(2),
+        nn.Conv2d(3, 8, 3), nn.ELU(), nn.MaxPool2d(2),
         nn.Conv2d(8, 16, 3), nn.ELU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.3),
         nn.Linear(64, 10),
@@ -95,7 +96,7 @@ def test_layers_are_named_in_order():
     ]
     assert list(ConvNN(CONV).state_dict()) == [
         f"{name}.{kind}"
-        for name in ("convs.0", "convs.1", "layers.0", "layers.1")
+        for name in ("convs.0", "convs.1", "fcs.0", "fcs.1")
         for kind in ("weight", "bias")
     ]
 

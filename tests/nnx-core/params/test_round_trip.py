@@ -79,7 +79,6 @@ def nets(draw):
     heads = draw(small)
     if kind is NNConvParams:
         side, channels, blocks = draw(st.integers(10, 40)), draw(small), draw(st.integers(1, 2))
-        layers += blocks
         base |= {
             "input_dim": channels * side * side,
             "in_channels": channels,
@@ -252,15 +251,17 @@ OWN_NET = {
 def runs(draw):
     net = draw(maybe(nets()))
     transforms = st.lists(st.builds(NNCheckpointTransform, names, small, configs), max_size=2)
+    modes = st.sampled_from(["fp32", "fp16", "bf16"])
+    precision = draw(maybe(st.builds(PrecisionPolicy, modes, st.sampled_from(["error", "fp32"]))))
     return RunConfig(
         net=net,
         model=NNModelParams(
             net=draw(descriptors) if net is None else OWN_NET[type(net)],
             device=draw(st.sampled_from(Devices)),
             loss=draw(st.sampled_from(Losses)),
-            mixed_precision=draw(st.booleans()),
+            mixed_precision=precision is None and draw(st.booleans()),
             task=draw(maybe(tasks)),
-            precision=draw(maybe(st.builds(PrecisionPolicy, st.sampled_from(["fp32", "bf16"])))),
+            precision=precision,
         ),
         train=draw(train_params()),
         trainer=draw(maybe(trainer_params())),

@@ -70,7 +70,7 @@ def test_a_file_written_by_hand_has_the_id_of_the_same_configuration(tmp_path):
 def test_a_run_comes_back_from_its_own_file_and_from_any_yaml_reader(tmp_path):
     run = config(
         salt="1e5",
-        transforms=(NNCheckpointTransform("nnx.lora", 1, {"targets": ["a"], "config": {"r": 4}}),),
+        transforms=(NNCheckpointTransform("lora", 1, {"targets": ["a"], "r": 4}),),
     )
     text = run.to_yaml(tmp_path / "run.yaml")
     assert RunConfig.from_yaml(tmp_path / "run.yaml") == run

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nnx.params import TaskSpec
+from nnx.params import NNCheckpointTransform, TaskSpec
 from nnx.provenance import (
     ExperimentManifest,
     IdentityRef,
@@ -21,6 +21,7 @@ from nnx.provenance import (
     load_provenance,
 )
 from nnx.store import NNRun, RunWriter, read_point
+from nnx.utils.jsonlike import freeze
 
 
 def manifest(**changes):
@@ -140,7 +141,14 @@ def test_for_model_records_what_defines_the_experiment_and_nothing_of_the_attemp
     assert plan.task["kind"] == "categorical"
     assert plan.model["net_params"]["input_dim"] == 4
     assert plan.config["preprocessing"] == {"mean": (0.5,)}
-    assert "n_epochs" not in plan.config
+    assert "n_epochs" not in plan.config["train"]
+    assert plan.config["train"]["optim"] == freeze(train.optim.state())
+    assert "transforms" not in plan.model
+    live.transforms = (NNCheckpointTransform("lora", 1, {"r": 2, "targets": ["layers.0"]}),)
+    adapted = ExperimentManifest.for_model(live, train=train, config={"lr": 1})
+    assert adapted.model["transforms"][0]["options"]["targets"] == ("layers.0",)
+    assert adapted.config["lr"] == 1
+    del live.transforms
     longer = ExperimentManifest.for_model(
         live, train=parts.run(50, resume_from_run_id="a" * 32).train,
         preprocessing=SimpleNamespace(state=lambda: {"mean": [0.5]}),
@@ -172,6 +180,23 @@ def test_an_attempt_is_recorded_from_running_to_completed(parts, root):
     assert attempt.last_committed == {"tag": "last", "epoch": 1, "generation": 2}
     assert attempt.started_at < attempt.finished_at
     assert run.id == parts.run(9, salt="a").id  # never part of the id
+    stored = json.loads(Path(f"runs/{run.id}/attempt.json").read_text())
+    assert (stored["status"], stored["attempt_id"]) == ("completed", attempt.attempt_id)
+
+
+def test_an_attempt_is_read_flat_nested_and_with_keys_of_other_writers(parts, root):
+    run = fit(parts, "a", plan=manifest())
+    path = Path(f"runs/{run.id}/attempt.json")
+    stored = json.loads(path.read_text())
+    expected = load_provenance(run.id).attempt
+    flat = {key: value for key, value in stored.items() if key != "format"}
+    for document in (
+        {"format": "nnx.attempt/1", "attempt": flat},
+        flat,
+        {**flat, "format": "nnx.provenance/1", "host": "elsewhere"},
+    ):
+        path.write_text(json.dumps(document))
+        assert load_provenance(run.id).attempt == expected
 
 
 @pytest.mark.parametrize(

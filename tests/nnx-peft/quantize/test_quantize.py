@@ -113,11 +113,12 @@ class TestQAT:
         assert (callback.is_prepared, callback.is_converted) == (False, True)
         (record,) = callback.checkpoint_transforms()
         assert record.state() == {
-            "name": "torchao.qat",
+            "name": "torchao_qat",
             "version": 1,
             "options": {
                 "targets": ["0", "2"],
-                "config": {"qat_config": "8da4w", "groupsize": 32},
+                "qat_config": "8da4w",
+                "groupsize": 32,
             },
         }
 

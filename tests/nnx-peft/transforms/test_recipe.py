@@ -60,21 +60,23 @@ class TestOperations:
     def test_an_operation_is_data_and_round_trips(self):
         op = lora("layers.0", "layers.1", r=4, alpha=8, dropout=0.1)
         assert op.state() == {
-            "id": "nnx.lora",
+            "id": "lora",
             "version": 1,
             "targets": ["layers.0", "layers.1"],
             "config": {"r": 4, "alpha": 8.0, "dropout": 0.1},
         }
         record = op.checkpoint_transform()
         assert record == NNCheckpointTransform(
-            name="nnx.lora",
+            name="lora",
             version=1,
-            options={"targets": ["layers.0", "layers.1"], "config": op.state()["config"]},
+            options={"targets": ["layers.0", "layers.1"], **op.state()["config"]},
         )
         again = TransformOp.from_checkpoint_transform(
             NNCheckpointTransform.from_state(json.loads(json.dumps(record.state())))
         )
         assert again == op
+        with pytest.raises(ValueError, match="config cannot hold 'targets'"):
+            TransformOp(id="acme.x", targets=("a",), config={"targets": ["b"]})
         assert hash(again) == hash(op)
         assert low_rank("a", rank=2).state()["config"] == {"rank": 2, "method": "svd"}
 
@@ -159,13 +161,13 @@ class TestMaterialize:
         TransformRecipe((low_rank("layers.1", rank=3), lora("layers.1.0", r=2))).materialize(m)
         assert isinstance(m.net.layers[1][0], LoRALinear)
         TransformRecipe((lora("layers.0", r=2),)).materialize(m)
-        assert [t.name for t in m.transforms] == ["nnx.low_rank", "nnx.lora", "nnx.lora"]
+        assert [t.name for t in m.transforms] == ["low_rank", "lora", "lora"]
         check_topology(m)
 
     def test_a_failure_half_way_undoes_everything(self, monkeypatch):
         m = model()
         before = snapshot(m)
-        operation = registry("transform").resolve("nnx.low_rank")
+        operation = registry("transform").resolve("low_rank")
 
         def fail(net, options):
             raise RuntimeError("svd did not converge")
@@ -219,8 +221,8 @@ class TestReplay:
         assert all(p.requires_grad for p in net.parameters())
 
     def test_an_unknown_operation_names_what_exists(self):
-        with pytest.raises(LookupError, match=r"nnx\.lora@v7.*registered versions"):
-            registry("transform").resolve("nnx.lora", 7)
+        with pytest.raises(LookupError, match=r"lora@v7.*registered versions"):
+            registry("transform").resolve("lora", 7)
 
 
 class TestRefusals:
@@ -237,9 +239,9 @@ class TestRefusals:
                 (TransformOp(id="nnx.dora", targets=("a",)),),
                 "no transform is registered as nnx.dora",
             ),
-            ((TransformOp(id="nnx.lora", targets=("a",), version=3),), "registered versions"),
+            ((TransformOp(id="lora", targets=("a",), version=3),), "registered versions"),
             (
-                (TransformOp(id="nnx.lora", targets=("layers.0",), config={"r": 2}),),
+                (TransformOp(id="lora", targets=("layers.0",), config={"r": 2}),),
                 "its config must hold",
             ),
         ],
@@ -284,9 +286,9 @@ class TestRefusals:
         net = nn.Module()
         net.a = net.b = nn.Linear(2, 2)
         net.attention = nn.MultiheadAttention(4, 1)
-        problems = registry("transform").resolve("nnx.lora").problems
+        problems = registry("transform").resolve("lora").problems
         config = {"r": 2, "alpha": 1.0, "dropout": 0.0}
-        found = dict(problems(net, {"targets": ["a", "attention.out_proj"], "config": config}))
+        found = dict(problems(net, {"targets": ["a", "attention.out_proj"], **config}))
         assert "registered as 'a', 'b'" in found["a"]
         assert "read directly" in found["attention.out_proj"]
 
@@ -296,8 +298,8 @@ class TestRefusals:
         config = {"r": 2, "alpha": 1.0, "dropout": 0.0}
         found = (
             registry("transform")
-            .resolve("nnx.lora")
-            .problems(net, {"targets": ["x.0", "y.0"], "config": config})
+            .resolve("lora")
+            .problems(net, {"targets": ["x.0", "y.0"], **config})
         )
         assert found == [("y.0", "it is the same layer as 'x.0', named twice")]
 

@@ -7,6 +7,7 @@ id.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -22,7 +23,14 @@ from nnx.data.split_manifest import (
     SplitManifest,
     source_identity,
 )
-from nnx.data.split_strategies import SPLITS, by_class, by_group, by_time
+from nnx.data.split_strategies import (
+    SPLITS,
+    by_class,
+    by_group,
+    by_time,
+    one_from_the_richest,
+    ranked,
+)
 from nnx.data.split_values import (
     SampleId,
     SplitError,
@@ -70,7 +78,8 @@ def plan_split(
     (drawn from the operating system and recorded when ``None``).
     ``"chronological"`` takes ``times`` and ``cutoffs=(validation_start,
     test_start)``; either may be ``None``, a row on a cutoff starts the later
-    split, and rows within ``gap`` before one are excluded.
+    split, and rows within ``gap`` before one are excluded
+    (recorded as a number, of seconds when the times are dates or datetimes).
 
     ``insufficient="train"`` keeps classes with fewer rows than active splits in
     training; the default, ``"raise"``, refuses them. Without ``ids`` the plan
@@ -100,13 +109,15 @@ def plan_split(
         shares, parameters = _shares(proportions)
         seed = secrets.randbits(63) if seed is None else _seed(seed)
         if strategy == "group":
-            codes = by_group(values, shares, seed)
+            codes = by_group(values, shares, functools.partial(ranked, seed=seed, what="group"))
         else:
-            small = _small_classes(insufficient)
+            parameters["insufficient"] = small = _small_classes(insufficient)
             codes, only_train = by_class(
-                members, values, shares, seed, small_classes_train=small == "train"
-            )
-            parameters |= {"insufficient": small, "train_only_classes": only_train}
+                values, shares, ranked(members, seed, "sample"),
+                small_classes_train=small == "train", give_least=one_from_the_richest,
+            )  # fmt: skip
+            if only_train:
+                parameters["train_only_classes"] = only_train
     splits = _deal(members, codes)
     if not splits["train"]:
         raise SplitError("the training split would be empty; move the cutoffs or proportions")
@@ -200,14 +211,11 @@ def _chronological(times: Times, cutoffs: Any, gap: Any) -> tuple[Any, dict[str,
     ]
     if None not in points and points[0] > points[1]:  # type: ignore[operator]
         raise SplitError(f"validation_start {starts[0]} comes after test_start {starts[1]}")
-    span = None if gap is None else times.span(gap)
+    span = 0 if gap is None else times.span(gap)
     parameters: dict[str, Any] = {
-        "times": times.kind,
         "cutoffs": [None if point is None else times.text(point) for point in points],
+        "gap": times.seconds(span),
     }
-    if span is not None:
-        unit = {"number": "gap", "date": "gap_days"}.get(times.kind, "gap_nanoseconds")
-        parameters[unit] = span
     return by_time(times, points, span), parameters
 
 

@@ -334,11 +334,10 @@ def _runtime_params(
             "NNModel(module=...) needs params without a net: the module is the net, and "
             f"params.net names {params.net}"
         )
-    topology = module_topology(module)
-    if params.net.topology != topology:
+    if not params.net.describes(module):
         raise ValueError(
             f"module= has another topology than params.net describes ({params.net.module}, "
-            f"{params.net.topology[:12]}; this module: {topology[:12]})"
+            f"{params.net.topology[:12]}; this module: {module_topology(module)[:12]})"
         )
     return params
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from nnx.utils import flat_rows
 from nnx.utils.jsonlike import FrozenDict
 
 if TYPE_CHECKING:
@@ -192,6 +193,9 @@ class NNIterationDataPoint:
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> NNIterationDataPoint:
+        """Rebuild from :meth:`state`, or from a flat row of ``idps.csv`` as a mapping."""
+        if "train_edp" not in state and any("." in key for key in state):
+            state = flat_rows.nested(state)
         edp = NNEvaluationDataPoint.from_state
         val, summary = state.get("val_edp"), state.get("train_summary")
         count = state.get("update_count")

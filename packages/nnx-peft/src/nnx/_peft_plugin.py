@@ -46,7 +46,7 @@ def nnx_public_names() -> Mapping[str, str]:
 @hookimpl
 def nnx_transforms() -> Mapping[tuple[str, int], Any]:
     return {
-        ("nnx.lora", 1): "nnx.transforms.operations:LORA_OPERATION",
-        ("nnx.low_rank", 1): "nnx.transforms.operations:LOW_RANK_OPERATION",
-        ("torchao.qat", 1): "nnx.quantize.qat:replay",
+        ("lora", 1): "nnx.transforms.operations:LORA_OPERATION",
+        ("low_rank", 1): "nnx.transforms.operations:LOW_RANK_OPERATION",
+        ("torchao_qat", 1): "nnx.quantize.qat:replay",
     }

@@ -244,7 +244,7 @@ def class_labels(table: Table, target: str) -> tuple[str, ...]:
                 f"{table.path}: the target {target!r} has {distinct} distinct numbers in "
                 f"{len(table)} rows; to predict a number pass --regression"
             )
-        return tuple(sorted(found, key=lambda label: numbers[label] or 0.0))
+        return tuple(sorted(found, key=lambda label: (numbers[label] or 0.0, label)))
     if len(found) > max(MOST_CATEGORIES, len(table) // 2):
         raise TableError(
             f"{table.path}: the target {target!r} has {len(found)} distinct values in "

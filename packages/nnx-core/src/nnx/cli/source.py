@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from nnx.cli import preparation as prepare
 from nnx.cli.table import Table, TableError
+from nnx.data.split_strategies import by_class, by_group, hashed_order
 from nnx.data_splits import SplitIndices, plan_split
 from nnx.utils.jsonlike import canonical
 
@@ -35,6 +37,8 @@ class Source:
     split_column: str | None = None
     batch_size: int = 32
     patience: int | None = None
+    # Of a run that an earlier form of the command stored: its rows were dealt in another order.
+    earlier: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -53,21 +57,26 @@ class Source:
             raise ValueError(f"{sorted(both)[0]!r} cannot be both --numeric and --categorical")
 
     def state(self) -> dict[str, Any]:
-        return {
-            k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()
-        }
+        """What was asked, without defaults, so that a new option moves no identity."""
+        asked = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "earlier" and (self.earlier or value != field.default):
+                asked[field.name] = list(value) if isinstance(value, tuple) else value
+        return asked
 
     @staticmethod
-    def from_state(state: Mapping[str, Any]) -> Source:
+    def from_state(state: Mapping[str, Any], *, earlier: bool = False) -> Source:
         fields: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in state.items()
         }
-        return Source(**fields)
+        return Source(**fields, earlier=earlier)
 
     def identity(self, digest: str) -> str:
         """The run's ``data_id``: file name and a digest of content, columns, split and batches."""
         state = {**self.state(), "content": digest}
-        del state["path"], state["patience"]  # where it lies and when to stop are not the data
+        for key in ("path", "patience"):  # where it lies and when to stop are not the data
+            state.pop(key, None)
         name = Path(self.path).name
         return f"{name}@{hashlib.sha256(canonical(state)).hexdigest()[:16]}"
 
@@ -89,6 +98,9 @@ def split_rows(source: Source, table: Table) -> SplitIndices:
             raise TableError(f"{table.path}: no row of {source.split_column!r} says train")
         return SplitIndices(*map(tuple, members))
     shares = (1 - source.validation - source.test, source.validation, source.test)
+    if source.earlier:
+        labels = None if source.regression else table.column(source.target)
+        return _earlier_rows(count, labels, shares, source.split_seed)
     if source.regression:
         planned = plan_split(
             range(count), strategy="group", groups=range(count), proportions=shares,
@@ -101,3 +113,28 @@ def split_rows(source: Source, table: Table) -> SplitIndices:
             proportions=shares, seed=source.split_seed, insufficient="train",
         )  # fmt: skip
     return planned.resolve(range(count))
+
+
+def _earlier_rows(
+    count: int, labels: Sequence[Any] | None, shares: Sequence[float], seed: int
+) -> SplitIndices:
+    """The rows as runs of the earlier form were dealt them, for a resume of one."""
+
+    def order_of(keys: Sequence[Any]) -> Any:
+        return hashed_order(keys, f"{seed}:", mark=":")
+
+    def give_least(counts: list[int], wish: Any, active: list[int]) -> None:
+        for split in active:
+            if counts[split] == 0:
+                counts[max(active, key=lambda s: (counts[s], -s))] -= 1
+                counts[split] = 1
+
+    parts = [Fraction(repr(share)) for share in shares]
+    parts = [part / sum(parts) for part in parts]
+    if labels is None:
+        codes = by_group(range(count), parts, order_of)
+    else:
+        codes, _ = by_class(
+            labels, parts, order_of(range(count)), small_classes_train=True, give_least=give_least
+        )
+    return SplitIndices(*(tuple((codes == split).nonzero()[0].tolist()) for split in range(3)))

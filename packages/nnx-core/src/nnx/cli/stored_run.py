@@ -14,7 +14,7 @@ import torch
 from nnx.cli.preparation import Preparation
 from nnx.cli.source import Source
 from nnx.cli.table import read_table
-from nnx.cli.table_run import FILE, FORMAT, Job, load_model, table_file
+from nnx.cli.table_run import EARLIER_FORMAT, FILE, FORMAT, Job, load_model, table_file
 from nnx.nn_model import NNModel
 from nnx.store.listing import find_run
 from nnx.store.run import NNRun
@@ -44,7 +44,7 @@ def resume(run: str, *, epochs: int | None = None, data: str | None = None) -> s
     """Train on from a run's LAST checkpoint as a new run; its id."""
     run_id = find_run(run)
     stored = _stored(run_id)
-    source = Source.from_state(stored["source"])
+    source = Source.from_state(stored["source"], earlier=stored["format"] == EARLIER_FORMAT)
     if data is not None:
         source = dataclasses.replace(source, path=data)
     if not Path(source.path).exists():
@@ -84,7 +84,7 @@ def _stored(run_id: str) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    if state.get("format") != FORMAT:
+    if state.get("format") not in (FORMAT, EARLIER_FORMAT):
         raise ValueError(f"{path} has format {state.get('format')!r}, not {FORMAT!r}")
     return state
 

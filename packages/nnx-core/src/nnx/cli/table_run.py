@@ -32,7 +32,7 @@ from nnx.utils.files import atomic_write
 from nnx.utils.identity import hash_file
 from nnx.utils.validation import close
 
-FORMAT = "nnx.table-run/1"
+FORMAT, EARLIER_FORMAT = "nnx.table-run/2", "nnx.table-run/1"
 FILE = "table.json"
 
 
@@ -174,7 +174,7 @@ class Job:
         """What ``table.json`` holds."""
         source = {**self.source.state(), "path": os.path.abspath(self.source.path)}
         return {
-            "format": FORMAT, "source": source, "content": self.digest,
+            "format": EARLIER_FORMAT if self.source.earlier else FORMAT, "source": source, "content": self.digest,
             "preparation": self.preparation.state(),
         }  # fmt: skip
 

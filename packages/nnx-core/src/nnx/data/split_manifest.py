@@ -57,6 +57,8 @@ class SplitManifest:
     source: IdentityRef = field(default_factory=IdentityRef.unknown)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
+    # Read from a document of an earlier form, which spells the source in its own way.
+    _earlier: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -174,7 +176,7 @@ class SplitManifest:
             "strategy": self.strategy,
             "ids": self.ids,
             **{name: list(getattr(self, name)) for name in MEMBERS},
-            "source": self.source.state(),
+            "source": _earlier_source(self.source) if self._earlier else self.source.state(),
             "parameters": thaw(self.parameters),
             "seed": self.seed,
         }
@@ -186,16 +188,17 @@ class SplitManifest:
             found = state.get("format") if isinstance(state, Mapping) else type(state).__name__
             raise SplitError(f"this is not a {FORMAT} document (format: {found!r})")
         fields = {name: value for name, value in state.items() if name != "format"}
-        known = set(SplitManifest.__dataclass_fields__)
+        known = {"strategy", "ids", *MEMBERS, "source", "parameters", "seed"}
         required = {"strategy", *SPLITS}
         if fields.keys() - known or required - fields.keys():
             problem = some(sorted((fields.keys() - known) | (required - fields.keys())))
             raise SplitError(f"a {FORMAT} document has unknown or missing keys: {problem}")
+        stored = fields.pop("source", IdentityRef.unknown().state())
         try:
-            source = IdentityRef.from_state(fields.pop("source", {"kind": "unknown"}))
+            source = IdentityRef.from_state(stored)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SplitError(f"the source of a {FORMAT} document is unreadable: {error}") from None
-        return SplitManifest(source=source, **fields)
+        return SplitManifest(source=source, **fields, _earlier="identity" not in stored)
 
     def canonical_bytes(self) -> bytes:
         """The one spelling of this plan: UTF-8 JSON, sorted keys, no spaces."""
@@ -203,12 +206,12 @@ class SplitManifest:
         return text.encode("utf-8", "surrogatepass")
 
     def digest(self) -> str:
-        """SHA-256 (hex) over members, strategy, parameters, seed and source."""
-        return hashlib.sha256(self.canonical_bytes()).hexdigest()
+        """``"sha256:<hex>"`` over members, strategy, parameters, seed and source."""
+        return f"sha256:{hashlib.sha256(self.canonical_bytes()).hexdigest()}"
 
     def identity(self) -> IdentityRef:
         """The digest as a verified identity."""
-        return IdentityRef("digest", f"sha256:{self.digest()}")
+        return IdentityRef("digest", self.digest())
 
     def to_json(self) -> str:
         return json.dumps(self.state(), indent=1)
@@ -230,6 +233,12 @@ class SplitManifest:
     def load(path: str | os.PathLike[str]) -> SplitManifest:
         """Read what :meth:`save` wrote."""
         return SplitManifest.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def _earlier_source(source: IdentityRef) -> dict[str, Any]:
+    """The earlier spelling, so that the digest of a stored plan stays what it was."""
+    value = {} if source.value is None else {"value": source.value}
+    return {"kind": source.kind, **value}
 
 
 def source_identity(source: Any) -> IdentityRef:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -17,18 +17,25 @@ from nnx.data.split_values import SplitError, Times, as_integers
 
 SPLITS = ("train", "validation", "test")
 Codes = np.ndarray[Any, np.dtype[np.int8]]
+Order = np.ndarray[Any, np.dtype[np.intp]]
 _TAGS = {str: "s", int: "i", float: "f", bool: "b"}
 
 
-def seeded_order(keys: Sequence[Any], seed: int) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """The positions of ``keys`` sorted by the SHA-256 of the seed and the key.
+def ranked(keys: Sequence[Any], seed: int, what: str) -> Order:
+    """The positions of ``keys`` in seeded order; ``what`` is "sample" or "group".
 
-    The order depends on nothing else, so it is the same in every process and
-    with every version of every library.
+    A key's rank is the SHA-256 of the seed, ``what`` and the key, and depends on
+    nothing else, so it is the same in every process and with every version of
+    every library.
     """
+    return hashed_order(keys, f"nnx.split.rank\0{seed}\0{what}\0")
+
+
+def hashed_order(keys: Sequence[Any], prefix: str, mark: str = "") -> Order:
+    """The positions of ``keys`` sorted by the SHA-256 of ``prefix``, their type and themselves."""
     if not len(keys):
         return np.empty(0, dtype=np.intp)
-    start = f"{seed}:{_TAGS[type(keys[0])]}:"
+    start = f"{prefix}{_TAGS[type(keys[0])]}{mark}"
     sha256 = hashlib.sha256
     digests = b"".join(
         [sha256(f"{start}{key}".encode("utf-8", "surrogatepass")).digest() for key in keys]
@@ -41,8 +48,10 @@ def seeded_order(keys: Sequence[Any], seed: int) -> np.ndarray[Any, np.dtype[np.
     return order
 
 
-def by_group(groups: Sequence[Any], shares: Sequence[Fraction], seed: int) -> Codes:
-    """Each group goes whole to the split that is furthest below its number of rows."""
+def by_group(
+    groups: Sequence[Any], shares: Sequence[Fraction], order_of: Callable[[Sequence[Any]], Order]
+) -> Codes:
+    """Each group goes whole to the split that lacks most of its number of rows."""
     names, codes = _encode(groups)
     sizes = np.bincount(codes, minlength=len(names)).tolist()
     active = [s for s in range(3) if shares[s]]
@@ -51,7 +60,7 @@ def by_group(groups: Sequence[Any], shares: Sequence[Fraction], seed: int) -> Co
             f"{len(names)} group(s) cannot fill {len(active)} splits; every active split "
             f"needs a group of its own. Set a proportion to 0 or use fewer splits"
         )
-    order = seeded_order(names, seed).tolist()
+    order = order_of(names).tolist()
     unit = math.lcm(*(share.denominator for share in shares))
     room = [int(share * unit) * len(groups) for share in shares]  # rows times `unit`, exact
     chosen: list[int] = [0] * len(names)
@@ -74,18 +83,18 @@ def _fill_empty(chosen: list[int], order: list[int], sizes: list[int], active: l
 
 
 def by_class(
-    ids: Sequence[Any],
     labels: Sequence[Any],
     shares: Sequence[Fraction],
-    seed: int,
+    order: Order,
     *,
     small_classes_train: bool,
+    give_least: Callable[[list[int], Sequence[Fraction], list[int]], None],
 ) -> tuple[Codes, list[Any]]:
     """Every class in every active split, in its share; also the classes that only train.
 
-    Within a class the rows are ranked by seed and id and cut by the largest
-    remainder; the rounding is carried to the next class, so the totals follow
-    the shares too. Only then does a split that got no row of a class take one.
+    Within a class the rows, in ``order``, are cut by the largest remainder; the
+    rounding is carried to the next class, so the totals follow the shares too.
+    Only then does ``give_least`` see to it that no split is without a row.
     """
     names, codes = _encode(labels)
     sizes = np.bincount(codes, minlength=len(names)).tolist()
@@ -98,42 +107,47 @@ def by_class(
             f"these classes have fewer rows than the {len(active)} active splits: {listed}; "
             f'merge or drop them, or pass insufficient="train" to keep them in training'
         )
-    order = seeded_order(ids, seed)
     order = order[np.argsort(codes[order], kind="stable")]  # class by class, seeded inside
     starts = np.concatenate(([0], np.cumsum(sizes))).tolist()
     result: Codes = np.zeros(len(codes), dtype=np.int8)
     carry = [Fraction(0)] * 3
     for c in sorted(set(range(len(names))) - set(small), key=names.__getitem__):
-        counts, carry = _largest_remainder(sizes[c], shares, carry)
-        train, validation, _ = _at_least_one(counts, active)
+        wish = [
+            sizes[c] * share + rest if share else Fraction(0) for share, rest in zip(shares, carry)
+        ]
+        counts = _largest_remainder(sizes[c], wish, active)
+        carry = [max(-ONE, min(ONE, want - count)) for want, count in zip(wish, counts)]
+        give_least(counts, wish, active)
+        train, validation, _ = counts
         start, stop = starts[c], starts[c + 1]
         result[order[start + train : start + train + validation]] = 1
         result[order[start + train + validation : stop]] = 2
     return result, [names[c] for c in small]
 
 
-def _largest_remainder(
-    size: int, shares: Sequence[Fraction], carry: Sequence[Fraction]
-) -> tuple[list[int], list[Fraction]]:
-    ideal = [size * share + rest if share else Fraction(0) for share, rest in zip(shares, carry)]
-    counts = [max(0, math.floor(value)) for value in ideal]
+ONE = Fraction(1)
+
+
+def _largest_remainder(size: int, wish: Sequence[Fraction], active: Sequence[int]) -> list[int]:
+    counts = [max(0, math.floor(value)) for value in wish]
     while sum(counts) != size:
         step = 1 if sum(counts) < size else -1
-        open_splits = [s for s in range(3) if shares[s] and (step > 0 or counts[s] > 0)]
-        split = max(open_splits, key=lambda s: (step * (ideal[s] - counts[s]), -s))
+        open_splits = [s for s in active if step > 0 or counts[s] > 0]
+        split = max(open_splits, key=lambda s: (step * (wish[s] - counts[s]), -s))
         counts[split] += step
-    return counts, [value - count for value, count in zip(ideal, counts)]
-
-
-def _at_least_one(counts: list[int], active: list[int]) -> list[int]:
-    for split in active:
-        if counts[split] == 0:
-            counts[max(active, key=lambda s: (counts[s], -s))] -= 1
-            counts[split] = 1
     return counts
 
 
-def by_time(times: Times, cutoffs: Sequence[int | float | None], gap: int | float | None) -> Codes:
+def one_from_the_richest(counts: list[int], wish: Sequence[Fraction], active: list[int]) -> None:
+    """A split without a row takes one from the split that exceeds its wish most."""
+    for split in active:
+        if counts[split] == 0:
+            givers = [s for s in active if counts[s] > 1]
+            counts[max(givers, key=lambda s: (counts[s] - wish[s], -s))] -= 1
+            counts[split] = 1
+
+
+def by_time(times: Times, cutoffs: Sequence[int | float | None], gap: int | float) -> Codes:
     """Rows from a cutoff on start the later split; rows within ``gap`` before it are left out."""
     result: Codes = np.zeros(len(times), dtype=np.int8)
     for split, cutoff in zip((1, 2), cutoffs):

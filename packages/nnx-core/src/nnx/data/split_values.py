@@ -179,6 +179,13 @@ class Times:
             return days
         return nanoseconds
 
+    def seconds(self, span: int | float) -> int | float:
+        """A span as the manifest records it: numbers as they are, times in seconds."""
+        if self.kind == "number":
+            return span
+        whole, rest = divmod(int(span) * (_NS["D"] if self.kind == "date" else 1), _NS["s"])
+        return whole + rest / _NS["s"] if rest else whole
+
     def text(self, point: int | float) -> str | int | float:
         """A point as the manifest records it."""
         if self.kind == "number":

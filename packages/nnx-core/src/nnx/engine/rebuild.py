@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from nnx.models import (
     MissingModelFactoryError,
     check_state_topology,
-    module_topology,
     state_topology,
 )
 from nnx.params import RuntimeModule
@@ -94,7 +93,7 @@ def _check_runtime(checkpoint: NNCheckpoint, descriptor: RuntimeModule, module: 
             "is replayed on a net that a factory builds, not on a caller's instance. Load an "
             "earlier checkpoint of the run, or register a factory and train from a ModelSpec"
         )
-    if module_topology(module) != descriptor.topology:
+    if not descriptor.describes(module):
         raise ValueError(
             f"module= has another topology than the checkpoint's {descriptor.module}; build it "
             "with the same layers, adapters and hyperparameters"

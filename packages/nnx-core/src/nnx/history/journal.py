@@ -24,6 +24,7 @@ from nnx.utils import validation as check
 JOURNAL_FORMAT = "nnx.history-journal"
 VERSION = 1
 CHAIN_START = hashlib.sha256(JOURNAL_FORMAT.encode()).hexdigest()
+ORIGINAL_CHAIN_START = "0" * 64  # in journals of the original NNx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

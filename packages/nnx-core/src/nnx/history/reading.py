@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from nnx.history.journal import CHAIN_START, JOURNAL_FORMAT, VERSION, chained, chunk_name
+from nnx.history.journal import (
+    CHAIN_START,
+    JOURNAL_FORMAT,
+    ORIGINAL_CHAIN_START,
+    VERSION,
+    chained,
+    chunk_name,
+)
 from nnx.records import NNIterationDataPoint
 from nnx.store.errors import HistoryCorruptionError
 from nnx.store.manifest import restore
@@ -25,13 +32,40 @@ class Chunk:
     records: int
     first_epoch: int
     last_epoch: int
-    size: int
     sha256: str
+
+
+def _chunk(entry: dict[str, Any]) -> Chunk:
+    first, last = entry["epochs"]
+    return Chunk(
+        number=int(entry["chunk"]),
+        records=int(entry["records"]),
+        first_epoch=int(first),
+        last_epoch=int(last),
+        sha256=str(entry["sha256"]),
+    )
+
+
+def _original_chunk(entry: dict[str, Any]) -> Chunk:
+    number = int(entry["seq"])
+    if entry["file"] != chunk_name(number):
+        raise ValueError(f"chunk {number} is called {entry['file']!r}")
+    return Chunk(
+        number=number,
+        records=int(entry["records"]),
+        first_epoch=int(entry["first_epoch"]),
+        last_epoch=int(entry["last_epoch"]),
+        sha256=str(entry["sha256"]),
+    )
 
 
 @dataclass
 class Journal:
-    """A journal as it was when opened; later epochs do not show."""
+    """A journal as it was when opened; later epochs do not show.
+
+    Reads those of the original NNx too, whose manifest has no digest, whose
+    index has other keys, and whose epoch rows hold no record.
+    """
 
     folder: str
     manifest: dict[str, Any]
@@ -48,13 +82,15 @@ class Journal:
         try:
             with open(path, "rb") as stream:
                 manifest = json.loads(stream.read(1 << 20))
-            digest = manifest.pop("digest")
+            digest = manifest.pop("digest", None)
             body = json.dumps(manifest, sort_keys=True)
             if manifest["format"] != JOURNAL_FORMAT:
                 raise ValueError(f"its format is {manifest['format']!r}")
             if manifest["version"] != VERSION:
                 raise ValueError(f"its version is {manifest['version']!r}, not {VERSION}")
-            if digest != hashlib.sha256(body.encode()).hexdigest():
+            if digest is None:
+                manifest = {**manifest, "original": True}
+            elif digest != hashlib.sha256(body.encode()).hexdigest():
                 raise ValueError("its content does not match its digest")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise HistoryCorruptionError(f"{path} cannot be read: {error}") from error
@@ -105,7 +141,20 @@ class Journal:
         except (ValueError, RecursionError) as error:
             path = os.path.join(self.folder, "epochs.jsonl")
             raise HistoryCorruptionError(f"{path} cannot be read: {error}") from error
+        if self._original:
+            rows = [{"epoch_idx": r["epoch"], "last": self._last_of(r["epoch"])} for r in rows]
         return [r for r in rows if last_epoch is None or r["epoch_idx"] <= last_epoch]
+
+    @property
+    def _original(self) -> bool:
+        return bool(self.manifest.get("original"))
+
+    def _last_of(self, epoch: int) -> dict[str, Any]:
+        """The state of an epoch's last record."""
+        for chunk in reversed(self.chunks):
+            if chunk.first_epoch <= epoch <= chunk.last_epoch:
+                return [r for r in self.read_chunk(chunk) if r.epoch_idx == epoch][-1].state()
+        raise HistoryCorruptionError(f"{self.folder} has no record of its epoch {epoch}")
 
     def read_chunk(self, chunk: Chunk) -> list[NNIterationDataPoint]:
         path = os.path.join(self.folder, chunk_name(chunk.number))
@@ -126,21 +175,11 @@ class Journal:
 
     def _read_index(self) -> list[Chunk]:
         path = os.path.join(self.folder, "index.jsonl")
-        chunks, chain = [], CHAIN_START
+        chunks, chain = [], ORIGINAL_CHAIN_START if self._original else CHAIN_START
+        read = _original_chunk if self._original else _chunk
         try:
             for row in self._prefix("index.jsonl", self.manifest["index_bytes"]).splitlines(True):
-                entry = json.loads(row)
-                first, last = entry["epochs"]
-                chunks.append(
-                    Chunk(
-                        number=int(entry["chunk"]),
-                        records=int(entry["records"]),
-                        first_epoch=int(first),
-                        last_epoch=int(last),
-                        size=int(entry["bytes"]),
-                        sha256=str(entry["sha256"]),
-                    )
-                )
+                chunks.append(read(json.loads(row)))
                 chain = chained(chain, row)
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, HistoryCorruptionError):

@@ -15,10 +15,9 @@ from nnx.params import NNConvParams
 class ConvNN(BuiltinNet):
     """Convolution blocks, then feed-forward layers.
 
-    Block ``i`` is ``convs.i`` (``Conv2d``), activation, dropout, and max pooling
-    by ``pool_size``; the result is flattened into ``layers.0`` to ``layers.n``.
-    Per-layer activations and dropouts count the blocks first, then the hidden
-    layers. Input ``(B, in_channels, side, side)``, or ``(B, input_dim)``, which
+    Block ``i`` is ``convs.i`` (``Conv2d``), ``params.activation`` and max pooling
+    by ``pool_size``, without dropout; the result is flattened into ``fcs.0`` to
+    ``fcs.n``, whose activations and dropouts are those of the hidden layers. Input ``(B, in_channels, side, side)``, or ``(B, input_dim)``, which
     is reshaped to that. Output: raw logits ``(B, output_dim)``.
     """
 
@@ -29,7 +28,7 @@ class ConvNN(BuiltinNet):
             nn.Conv2d(m, n, params.kernel_size, params.stride, params.padding)
             for m, n in itertools.pairwise(channels)
         )
-        self.layers = dense([params.flatten_dim(), *(params.hidden_dims or ()), params.output_dim])
+        self.fcs = dense([params.flatten_dim(), *(params.hidden_dims or ()), params.output_dim])
         self._image = (params.in_channels, params.image_side(), params.image_side())
         self._pool_size = params.pool_size
 
@@ -41,12 +40,12 @@ class ConvNN(BuiltinNet):
                     f"(B, {self.params.input_dim}) inputs, got {tuple(X.shape)}"
                 )
             X = X.reshape(X.shape[0], *self._image)
-        for i, conv in enumerate(self.convs):
-            X = F.max_pool2d(self._activate(i, conv(X)), self._pool_size)
+        for conv in self.convs:
+            X = F.max_pool2d(self._activation(conv(X)), self._pool_size)
         X = X.flatten(1)
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
+        last = len(self.fcs) - 1
+        for i, layer in enumerate(self.fcs):
             X = layer(X)
             if i < last:
-                X = self._activate(len(self.convs) + i, X)
+                X = self._activate(i, X)
         return X

@@ -39,6 +39,7 @@ class BuiltinNet(nn.Module):
     @params.setter
     def params(self, value: NNParams) -> None:
         self._params = value
+        self._activation = _function(value.activation or Activations.LEAKY_RELU)
         self._after: list[tuple[Activation, float]] = [
             (_function(value.activation_for(i)), value.dropout_for(i))
             for i in range(n_hidden(value))
@@ -91,8 +92,8 @@ class BuiltinNet(nn.Module):
 
 
 def n_hidden(params: NNParams) -> int:
-    """How many layers precede the output layer: convolution blocks, then dense ones."""
-    return len(getattr(params, "conv_channels", ())) + len(params.hidden_dims or ())
+    """How many dense layers precede the output layer."""
+    return len(params.hidden_dims or ())
 
 
 def _function(activation: Activations) -> Activation:

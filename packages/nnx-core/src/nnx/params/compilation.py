@@ -47,9 +47,14 @@ class CompileSpec:
         }
 
     def state(self) -> dict[str, Any]:
-        return {**self.options(), "on_failure": self.on_failure}
+        """The spec as data; options at their default are left out."""
+        state = {**self.options(), "on_failure": self.on_failure}
+        return {key: value for key, value in state.items() if value != _DEFAULTS[key]}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> CompileSpec:
         check_keys("CompileSpec", state, _KEYS)
         return CompileSpec(**state)
+
+
+_DEFAULTS = {**CompileSpec().options(), "on_failure": "error"}

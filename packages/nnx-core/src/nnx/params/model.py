@@ -42,8 +42,9 @@ class NNModelParams(Params):
 
     ``net`` is a :class:`Nets` member, a registered :class:`ModelSpec`, or the
     :class:`RuntimeModule` that ``NNModel(module=...)`` fills in; until then it
-    may be ``None``. An explicit ``precision`` governs training and inference;
-    ``mixed_precision`` is the older flag for FP16 training on CUDA.
+    may be ``None``. An explicit ``precision`` governs training and inference
+    (``PrecisionPolicy("fp32")`` is the same as none); ``mixed_precision`` is the
+    older flag for FP16 training on CUDA, and is dropped beside an FP16 policy.
     """
 
     net: NetDescriptor | None = None
@@ -74,6 +75,24 @@ class NNModelParams(Params):
             check.instance(owner, "task", self.task, TaskSpec)
         if self.precision is not None:
             check.instance(owner, "precision", self.precision, PrecisionPolicy)
+            self._settle_precision(self.precision)
+
+    def _settle_precision(self, policy: PrecisionPolicy) -> None:
+        """One way to say it: full precision is no policy, and FP16 needs no flag beside it."""
+        if self.mixed_precision and policy.mode != "fp16":
+            raise ValueError(
+                f"NNModelParams.mixed_precision=True asks for FP16 and "
+                f'precision=PrecisionPolicy("{policy.mode}") for another arithmetic; '
+                "leave mixed_precision out"
+            )
+        put(self, mixed_precision=False, precision=None if policy.mode == "fp32" else policy)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> NNModelParams:
+        """Rebuild from :meth:`state`; in an earlier form a policy overruled the flag beside it."""
+        if isinstance(state, Mapping) and state.get("precision") is not None:
+            state = {key: value for key, value in state.items() if key != "mixed_precision"}
+        return super(NNModelParams, cls).from_state(state)
 
     @property
     def builtin(self) -> bool:

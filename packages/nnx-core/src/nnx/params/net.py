@@ -140,8 +140,8 @@ class NNConvParams(NNParams):
     """A convolutional network over square images that arrive flat or as (N, C, H, W).
 
     ``input_dim`` is ``in_channels * side * side``. Each entry of
-    ``conv_channels`` is one block: convolution, activation, max-pool. Per-layer
-    lists name the blocks first, then the dense hidden layers.
+    ``conv_channels`` is one block: convolution, ``activation``, max-pool. Per-layer
+    lists name the dense hidden layers, which the blocks precede.
     """
 
     conv_channels: list[int]
@@ -181,8 +181,10 @@ class NNConvParams(NNParams):
         NNParams._check(self)
         self.spatial_sizes()
 
-    def _n_hidden(self) -> int:
-        return len(self.conv_channels) + len(self.hidden_dims or ())
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> NNConvParams:
+        """Rebuild from :meth:`state`; per-layer lists of an earlier form name the blocks first."""
+        return super(NNConvParams, cls).from_state(_without_blocks(state))
 
     def image_side(self) -> int:
         """The side of the square input image, in pixels."""
@@ -218,6 +220,23 @@ class NNConvParams(NNParams):
     def flatten_dim(self) -> int:
         """How many features the last block hands to the dense layers."""
         return self.conv_channels[-1] * self.spatial_sizes()[-1] ** 2
+
+
+def _without_blocks(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``state`` with lists for the dense layers alone, where it has entries for blocks too."""
+    channels = read_literal(state.get("conv_channels"))
+    blocks, layers = len(channels or ()), len(read_literal(state.get("hidden_dims")) or ())
+    changed: dict[str, Any] = {}
+    for key in ("activations", "dropout_probs"):
+        values = read_literal(state.get(key))
+        if blocks and values is not None and len(values) == blocks + layers:
+            if key == "activations" and set(values[:blocks]) != {state.get("activation")}:
+                raise ValueError(
+                    f"NNConvParams.activations {values} give convolution blocks an activation of "
+                    "their own, which is no longer supported: the blocks have `activation`"
+                )
+            changed[key] = str(values[blocks:])
+    return {**state, **changed}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

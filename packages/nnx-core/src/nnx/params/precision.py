@@ -52,8 +52,11 @@ class PrecisionPolicy:
         )
 
     def state(self) -> dict[str, str]:
-        """The policy as data."""
-        return {"mode": self.mode, "fallback": self.fallback}
+        """The policy as data; a ``fallback`` of ``"error"`` is left out."""
+        state: dict[str, str] = {"mode": self.mode}
+        if self.fallback != "error":
+            state["fallback"] = self.fallback
+        return state
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> PrecisionPolicy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from nnx.params.base import check_keys, put
 from nnx.utils import validation as check
@@ -56,13 +56,16 @@ class ModelSpec(_Registered):
     config: Mapping[str, Any] = None  # type: ignore[assignment]
     seed: int = field(default=0, kw_only=True)
 
+    kind: ClassVar[str] = "registered"
+    reconstructible: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         _Registered._check(self)
         put(self, seed=check.count("ModelSpec", "seed", self.seed, at_least=0))
 
     def state(self) -> dict[str, Any]:
         return {
-            "kind": "registered",
+            "kind": self.kind,
             "id": self.id,
             "version": self.version,
             "config": thaw(self.config),
@@ -82,6 +85,9 @@ class RuntimeModule:
     module: str
     topology: str
 
+    kind: ClassVar[str] = "runtime"
+    reconstructible: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         check.text("RuntimeModule", "module", self.module)
         check.text("RuntimeModule", "topology", self.topology)
@@ -93,12 +99,28 @@ class RuntimeModule:
 
         return cls(qualified_name(type(module)), module_topology(module))
 
+    def describes(self, module: Any) -> bool:
+        """Whether a live ``nn.Module`` has this topology, by its fingerprint of either form."""
+        from nnx.utils.topology import earlier_topology, module_topology
+
+        fingerprint = earlier_topology if len(self.topology) == 64 else module_topology
+        return fingerprint(module) == self.topology
+
     def state(self) -> dict[str, Any]:
-        return {"kind": "runtime", "module": self.module, "topology": self.topology}
+        return {
+            "kind": self.kind,
+            "module": self.module,
+            "topology": self.topology,
+            "reconstructible": self.reconstructible,
+        }
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> RuntimeModule:
-        return RuntimeModule(**_read("RuntimeModule", state, ("module", "topology"), "runtime"))
+        keys = ("module", "topology", "reconstructible")
+        values = _read("RuntimeModule", state, keys, "runtime")
+        if values.pop("reconstructible", False) is not False:
+            check.refuse("RuntimeModule", "reconstructible", state["reconstructible"], "False")
+        return RuntimeModule(**values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,13 +231,12 @@ class NNCheckpointTransform:
         )
 
     def state(self) -> dict[str, Any]:
-        return {"name": self.name, "version": self.version, "options": thaw(self.options)}
+        return {"name": self.name, "options": thaw(self.options), "version": self.version}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> NNCheckpointTransform:
-        return NNCheckpointTransform(
-            **_read("NNCheckpointTransform", state, ("name", "version", "options"))
-        )
+        values = _read("NNCheckpointTransform", state, ("name", "version", "options"))
+        return NNCheckpointTransform(**_with_flat_options(values))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NNCheckpointTransform):
@@ -224,6 +245,18 @@ class NNCheckpointTransform:
 
     def __hash__(self) -> int:
         return hash((self.name, self.version))
+
+
+# Names under which an earlier form recorded the operations that NNx ships.
+_EARLIER_NAMES = {"nnx.lora": "lora", "nnx.low_rank": "low_rank", "torchao.qat": "torchao_qat"}
+
+
+def _with_flat_options(values: dict[str, Any]) -> dict[str, Any]:
+    """The earlier form, a ``config`` beside the ``targets``, in the form of today."""
+    name, options = _EARLIER_NAMES.get(values["name"]), values.get("options")
+    if name is None or not isinstance(options, Mapping) or set(options) != {"targets", "config"}:
+        return values
+    return {**values, "name": name, "options": {**options["config"], "targets": options["targets"]}}
 
 
 @functools.cache

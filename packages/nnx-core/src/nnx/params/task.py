@@ -21,7 +21,8 @@ class TaskSpec:
 
     ``num_outputs`` is the width of the output, ``ignore_index`` the categorical
     target that marks a row to leave out, ``threshold`` the probability at which
-    a multilabel output counts as on, ``labels`` the names of the outputs.
+    a multilabel output counts as on, ``labels`` the names of the outputs. The
+    labels of a multilabel or regression task tell its ``num_outputs``.
     """
 
     kind: str
@@ -43,7 +44,10 @@ class TaskSpec:
         if self.threshold != 0.5 and self.kind != "multilabel":
             check.refuse(owner, "threshold", self.threshold, f"left at 0.5 for {self.kind}")
         if self.labels is not None:
-            put(self, labels=self._checked_labels())
+            labels = self._checked_labels()
+            put(self, labels=labels)
+            if self.num_outputs is None and self.kind != "categorical":
+                put(self, num_outputs=len(labels))
 
     def _checked_labels(self) -> tuple[str, ...]:
         names: Any = self.labels

@@ -61,7 +61,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 # Ids that a sibling registers, by their prefix or whole value.
 IDS: dict[str, tuple[str, ...]] = {
-    "nnx-peft": ("nnx.lora", "nnx.low_rank", "torchao."),
+    "nnx-peft": ("lora", "low_rank", "torchao_qat"),
     "nnx-lm": ("transformer", "lm."),
     "nnx-graph": ("graph_att", "graph_conv", "graph_sage", "nnx.graph", "nnx.link"),
     "nnx-viz": ("run.html", "report", "watch"),

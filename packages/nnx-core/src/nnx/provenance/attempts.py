@@ -7,7 +7,7 @@ import os
 import uuid
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -63,7 +63,11 @@ class Attempt:
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Attempt:
-        return Attempt(**state)
+        """Rebuild from :meth:`state`; keys of other writers are left out."""
+        return Attempt(**{name: state[name] for name in _FIELDS if name in state})
+
+
+_FIELDS = tuple(field.name for field in fields(Attempt))
 
 
 class AttemptRecorder:
@@ -141,7 +145,7 @@ class AttemptRecorder:
     def _write(self) -> None:
         assert self.attempt is not None
         path = os.path.join(self._folder, ATTEMPT_FILE)
-        write_json(path, {"format": ATTEMPT_FORMAT, "attempt": self.attempt.state()})
+        write_json(path, {"format": ATTEMPT_FORMAT, **self.attempt.state()})
 
 
 def write_json(path: str, document: Mapping[str, Any]) -> None:

@@ -73,8 +73,8 @@ class ExperimentManifest:
     ) -> ExperimentManifest:
         """Collect what a model and its training configuration already say.
 
-        The task, labels and network come from ``model``; ``train`` is recorded
-        without what describes one attempt (the epochs asked for, the resume),
+        The task, labels, network and recorded transforms come from ``model``;
+        ``train`` is recorded under ``config["train"]``, without what describes one attempt (the epochs asked for, the resume),
         so that resuming keeps the fingerprint. ``preprocessing`` is a fitted
         transform, whose state is recorded. Builds nothing and reads no loader.
         """
@@ -86,10 +86,13 @@ class ExperimentManifest:
         descriptor = {k: v for k, v in params.state().items() if k not in ("task", "device")}
         if net is not None:
             descriptor["net_params"] = net.state()
+        transforms = [transform.state() for transform in getattr(model, "transforms", ())]
+        if transforms:
+            descriptor["transforms"] = transforms
         settings = dict(config or {})
         if train is not None:
             state = {k: v for k, v in train.state().items() if k not in _ATTEMPT_KEYS}
-            settings = {**state, **settings}
+            settings = {"train": state, **settings}
         if preprocessing is not None:
             settings["preprocessing"] = preprocessing.state()
         return cls(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nnx.params import NNTrainerParams, NNTrainParams
+from nnx.params.base import field_names
 from nnx.provenance.attempts import ATTEMPT_FILE, ATTEMPT_FORMAT, PROVENANCE_FILE, Attempt
-from nnx.provenance.manifest import ExperimentManifest
+from nnx.provenance.manifest import FORMAT, ExperimentManifest, canonical_bytes
 from nnx.store.paths import RunPaths
 
 
@@ -29,11 +33,12 @@ def load_provenance(run_id: str, root: str | None = None) -> ProvenanceRecord | 
     with a warning: provenance never keeps a run from loading or resuming.
     """
     paths = RunPaths.reading(run_id, root)
-    manifest = _read(os.path.join(paths.dir, PROVENANCE_FILE), _manifest)
-    if manifest is None:
+    plan = _read(os.path.join(paths.dir, PROVENANCE_FILE), _plan)
+    if plan is None:
         return None
     attempt = _read(os.path.join(paths.dir, ATTEMPT_FILE), _attempt)
-    return ProvenanceRecord(manifest=manifest, fingerprint=manifest.fingerprint(), attempt=attempt)
+    manifest, fingerprint = plan
+    return ProvenanceRecord(manifest=manifest, fingerprint=fingerprint, attempt=attempt)
 
 
 def _read(path: str, decode: Any) -> Any:
@@ -48,16 +53,32 @@ def _read(path: str, decode: Any) -> Any:
         return None
 
 
-def _manifest(document: Any) -> ExperimentManifest:
-    if "format" not in document["manifest"]:
+def _plan(document: Any) -> tuple[ExperimentManifest, str]:
+    """The manifest, and its fingerprint: that of the document as it was written."""
+    stored, fingerprint = document["manifest"], document["fingerprint"]
+    if "format" not in stored:
         raise ValueError("it names no format")
-    manifest = ExperimentManifest.from_state(document["manifest"])
-    if manifest.fingerprint() != document["fingerprint"]:
+    if hashlib.sha256(canonical_bytes(stored)).hexdigest() != fingerprint:
         raise ValueError("its manifest does not match its fingerprint")
+    return ExperimentManifest.from_state(_in_todays_form(stored)), fingerprint
+
+
+def _in_todays_form(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """An earlier form kept the training among the other settings, and labels without a width."""
+    manifest, config = dict(stored), dict(stored.get("config") or {})
+    if "train" not in config and ("optim" in config or "optims" in config):
+        train = {key: config.pop(key) for key in _TRAINING if key in config}
+        manifest["config"] = {**config, "train": train}
+    task = stored.get("task") or {}
+    if task.get("kind") in ("multilabel", "regression") and task.get("labels"):
+        manifest["task"] = {"num_outputs": len(task["labels"]), **task}
     return manifest
 
 
+_TRAINING = {*field_names(NNTrainParams), *field_names(NNTrainerParams)}
+
+
 def _attempt(document: Any) -> Attempt:
-    if document["format"] != ATTEMPT_FORMAT:
+    if document.get("format", FORMAT) not in (ATTEMPT_FORMAT, FORMAT):
         raise ValueError(f"its format is {document['format']!r}")
-    return Attempt.from_state(document["attempt"])
+    return Attempt.from_state(document.get("attempt", document))

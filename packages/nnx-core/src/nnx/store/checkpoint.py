@@ -124,11 +124,14 @@ class NNCheckpoint:
 
         ``(None, None)`` when there is no such run or tag; nothing is created.
         A state that the checkpoint names and that is missing or damaged is a
-        ``ResumePointError``.
+        ``ResumePointError``. The state has the names of :meth:`save`, and those
+        of the original NNx (``optimizer``, ``scheduler``, ``rng``, ...) beside them.
         """
+        from nnx.store.names import with_original_names
         from nnx.store.points import load_point
 
-        return load_point(run, type, root, map_location, with_state=True)
+        checkpoint, state = load_point(run, type, root, map_location, with_state=True)
+        return checkpoint, None if state is None else with_original_names(state)
 
     @staticmethod
     def load_training_state(
@@ -242,7 +245,7 @@ def _read_safetensors(path: str, map_location: Any) -> NNCheckpoint:
     try:
         with safe_open(path, framework="pt", device=str(map_location)) as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != codec.FORMAT:
+            if not codec.is_safetensors_checkpoint(metadata):
                 raise ResumePointError(
                     f"{path} holds tensors but not a checkpoint of NNx. Weights alone are "
                     f"read with nnx.load_pretrained, a bundle with nnx.bundles."

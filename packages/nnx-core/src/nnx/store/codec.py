@@ -64,6 +64,7 @@ def from_plain(value: Mapping[str, Any], path: str) -> NNCheckpoint:
     """Rebuild a checkpoint; a version or layout it does not know is an error."""
     from nnx.params import NNCheckpointTransform, NNModelParams, NNParams
     from nnx.records import NNIterationDataPoint
+    from nnx.store import names
     from nnx.store.checkpoint import NNCheckpoint
 
     if value.get("version") != VERSION:
@@ -73,9 +74,11 @@ def from_plain(value: Mapping[str, Any], path: str) -> NNCheckpoint:
         )
     try:
         net = value["net_params"]
+        net_params = None if net is None else NNParams.resolve_from_state(net)
+        weights = names.weights(net_params, value["net_state"])
         return NNCheckpoint(
-            net_params=None if net is None else NNParams.resolve_from_state(net),
-            net_state=_with_metadata(value["net_state"], value.get("net_metadata")),
+            net_params=net_params,
+            net_state=_with_metadata(weights, value.get("net_metadata")),
             model_params=NNModelParams.from_state(value["model_params"]),
             idp=NNIterationDataPoint.from_state(value["idp"]),
             transforms=tuple(NNCheckpointTransform.from_state(t) for t in value["transforms"]),
@@ -109,14 +112,35 @@ def from_safetensors(
     tensors: Mapping[str, Any], metadata: Mapping[str, str], path: str
 ) -> NNCheckpoint:
     try:
-        parts = {k: json.loads(v) for k, v in metadata.items() if k not in ("format", "version")}
+        if metadata.get("format") == FORMAT:
+            parts = {k: json.loads(v) for k, v in metadata.items() if k not in _PLAIN}
+            version = int(metadata["version"])
+        else:
+            parts, version = _of_the_original(metadata), VERSION
         order = parts.pop("order", None) or list(tensors)
         state = {name: tensors[name] for name in order}
-        return from_plain({**parts, "version": int(metadata["version"]), "net_state": state}, path)
+        return from_plain({**parts, "version": version, "net_state": state}, path)
     except (KeyError, ValueError) as error:
         if isinstance(error, ResumePointError):
             raise
         raise ResumePointError(f"{path} has no readable NNx metadata ({error})") from error
+
+
+_PLAIN = ("format", "version")
+_PARTS = ("net_params", "model_params", "idp")  # each as JSON
+
+
+def is_safetensors_checkpoint(metadata: Mapping[str, str]) -> bool:
+    """Whether a safetensors file is a checkpoint: ours, or one of the original NNx."""
+    return metadata.get("format") == FORMAT or metadata.keys() >= set(_PARTS)
+
+
+def _of_the_original(metadata: Mapping[str, str]) -> dict[str, Any]:
+    parts: dict[str, Any] = {key: json.loads(metadata[key]) for key in _PARTS}
+    transforms = json.loads(metadata.get("transforms", "[]"))
+    # Its training state lies under the fixed name beside it, if there is one.
+    state = {"training_state_id": None, "training_state_present": None}
+    return {**parts, **state, "transforms": transforms or []}
 
 
 def net_metadata(net_state: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -18,11 +18,7 @@ from typing import Any
 from nnx.records import NNIterationDataPoint
 from nnx.store.errors import HistoryCorruptionError
 from nnx.utils import files as fs
-
-_RECORDS = ("train_edp", "val_edp", "train_summary")
-_FREE = ("extra", "metrics")  # their keys are the user's own, dots included
-_TEXT = {"kind", "status", "metric", "split", "mode", "on_missing", "on_nonfinite"}
-_WHOLE = {"iter_idx", "epoch_idx", "batch_idx", "count", "update_count"}
+from nnx.utils.flat_rows import Place, place, put
 
 
 def flatten(record: NNIterationDataPoint) -> dict[str, Any]:
@@ -150,7 +146,7 @@ def iterate(path: str, last_epoch: int | None = None) -> Iterator[NNIterationDat
                 number += 1
                 if columns is None:
                     columns = row
-                    plan = [_place(column) for column in columns]
+                    plan = [place(column) for column in columns]
                     continue
                 if not row:
                     continue
@@ -200,36 +196,11 @@ def _is_within(row: list[str], columns: list[str] | None) -> bool:
     return "epoch_idx" in columns and len(row) > columns.index("epoch_idx") + 1
 
 
-def _place(column: str) -> tuple[tuple[str, ...], Any]:
-    """Where a column goes in the nested state, and how its cells are read."""
-    head, _, rest = column.partition(".")
-    if not rest:
-        return (column,), _whole if column in _WHOLE else _number
-    if head in _RECORDS:
-        field, _, name = rest.partition(".")
-        if name and field in _FREE:
-            return (head, field, name), float
-        return (head, rest), _reader(rest)
-    return tuple(column.split(".")), _reader(column.rpartition(".")[2])
-
-
-def _reader(field: str) -> Any:
-    if field in _TEXT:
-        return str
-    if field == "improved":
-        return _flag
-    return _whole if field in _WHOLE else float
-
-
-def _record(row: list[str], plan: list[tuple[tuple[str, ...], Any]]) -> NNIterationDataPoint:
+def _record(row: list[str], plan: list[Place]) -> NNIterationDataPoint:
     state: dict[str, Any] = {"train_edp": {}}
-    for cell, (path, read_cell) in zip(row[1:], plan[1:]):
-        if cell == "":
-            continue
-        nested = state
-        for step in path[:-1]:
-            nested = nested.setdefault(step, {})
-        nested[path[-1]] = read_cell(cell)
+    for cell, where in zip(row[1:], plan[1:]):
+        if cell != "":
+            put(state, where, cell)
     if "selection" in state:
         state["selection"].setdefault("value", None)
     return NNIterationDataPoint.from_state(state)
@@ -239,23 +210,3 @@ def _line(cells: Sequence[Any]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode("utf-8", "surrogateescape")
-
-
-def _number(cell: str) -> Any:
-    return float(cell)
-
-
-def _whole(cell: str) -> int:
-    try:
-        return int(cell)
-    except ValueError:
-        number = float(cell)
-        if number != int(number):
-            raise
-        return int(number)
-
-
-def _flag(cell: str) -> bool:
-    if cell not in ("True", "False"):
-        raise ValueError(f"{cell!r} is neither True nor False")
-    return cell == "True"

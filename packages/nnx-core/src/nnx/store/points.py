@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from nnx.store import codec, manifest
+from nnx.store import codec, manifest, names
 from nnx.store.checkpoint import NNCheckpoint
 from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
@@ -308,7 +308,7 @@ def _load(
         from nnx.store.dcp import resolve
 
         state = resolve(state, sharded, map_location)
-    return checkpoint, state
+    return checkpoint, names.training_state(checkpoint.net_params, state)
 
 
 def _check_version(state: Mapping[str, Any], path: str) -> None:
@@ -339,7 +339,11 @@ def _legacy_state(
         raise ResumePointError(f"{files.compat_sidecar} is corrupted: it is not a training state")
     if codec.is_training_state(value):
         _check_version(value, files.compat_sidecar)
-    return value if "optimizer_state" in value else {"optimizer_state": value}
+    if names.is_original_state(value):
+        value = names.from_original_state(value)
+    elif "optimizer_state" not in value:
+        value = {"optimizer_state": value}
+    return names.training_state(checkpoint.net_params, value)
 
 
 def _sha256(path: str) -> str:

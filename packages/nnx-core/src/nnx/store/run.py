@@ -16,14 +16,13 @@ from nnx.params import (
     NNParams,
     NNTrainerParams,
     NNTrainParams,
-    run_id,
     run_state,
 )
 from nnx.records import NNIterationDataPoint, ResumeStatus
 from nnx.store import election, idps_csv, lease, providers
 from nnx.store.errors import RunBusyError
 from nnx.store.history_of import has_journal, read_history
-from nnx.store.paths import RunPaths, runs_root
+from nnx.store.paths import RunPaths, check_run_id, runs_root
 from nnx.store.yamlio import read_yaml, write_yaml
 from nnx.utils.folders import make_folder
 from nnx.utils.locks import locked
@@ -60,6 +59,8 @@ class NNRun:
     history: str | None = None
     precision: ResolvedPrecision | None = None
     compile: CompileRecord | None = None
+    # The id that run.yaml gives this configuration, where an earlier form made another.
+    _stored_id: tuple[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.salt is not None and (not isinstance(self.salt, str) or not self.salt):
@@ -68,12 +69,15 @@ class NNRun:
 
     @property
     def id(self) -> str:
-        """The MD5 of the configuration: the name of the run's directory."""
-        return run_id(self.state())
+        """The name of the run's directory: the MD5 of the configuration.
+
+        A run that was written in an earlier form keeps the id that it has on disk.
+        """
+        return str(self.state()["id"])
 
     def state(self) -> dict[str, Any]:
         """The configuration as plain data, with the id: the content of ``run.yaml``."""
-        return run_state(
+        state = run_state(
             net=self.net,
             model=self.model,
             train=self.train,
@@ -81,6 +85,9 @@ class NNRun:
             salt=self.salt,
             transforms=self.transforms,
         )
+        if self._stored_id is not None and state["id"] == self._stored_id[0]:
+            state["id"] = self._stored_id[1]
+        return state
 
     # On disk. ``root`` is the runs folder, ``./runs`` by default.
 
@@ -254,9 +261,9 @@ def _told(paths: RunPaths, metadata: Mapping[str, Any], key: str, read: Any) -> 
 
 
 def from_state(state: Mapping[str, Any]) -> NNRun:
-    """A run without history from its :meth:`NNRun.state`."""
+    """A run without history from its :meth:`NNRun.state`, whose id it keeps."""
     net, trainer = state.get("net"), state.get("trainer")
-    return NNRun(
+    run = NNRun(
         net=None if net is None else NNParams.resolve_from_state(net),
         model=NNModelParams.from_state(state["model"]),
         train=NNTrainParams.from_state(state["train"]),
@@ -266,6 +273,10 @@ def from_state(state: Mapping[str, Any]) -> NNRun:
             NNCheckpointTransform.from_state(t) for t in state.get("transforms") or ()
         ),
     )
+    id, stored = run.id, state.get("id")
+    if stored is None or stored == id:
+        return run
+    return replace(run, _stored_id=(id, check_run_id(stored)))
 
 
 def from_file(paths: RunPaths) -> NNRun:

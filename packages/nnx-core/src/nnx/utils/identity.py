@@ -65,13 +65,14 @@ class IdentityRef:
         return self.kind == "digest"
 
     def state(self) -> dict[str, Any]:
-        return (
-            {"kind": self.kind} if self.value is None else {"kind": self.kind, "value": self.value}
-        )
+        """``{"identity": kind, "value": value}``."""
+        return {"identity": self.kind, "value": self.value}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> IdentityRef:
-        return IdentityRef(state["kind"], state.get("value"))
+        """Rebuild from :meth:`state`; an earlier form calls the kind ``kind``."""
+        kind = state["identity"] if "identity" in state else state["kind"]
+        return IdentityRef(kind, state.get("value"))
 
 
 def hash_bytes(data: bytes) -> IdentityRef:

@@ -27,12 +27,25 @@ def tensor_shape(tensor: Any) -> tuple[int, ...] | None:
 
 
 def module_topology(module: nn.Module) -> str:
-    """SHA-256 over the parameter names, shapes and dtypes and the module's ``repr``.
+    """MD5 over what the module saves (names, shapes, dtypes) and the module's ``repr``.
 
     Two instances of one architecture agree, whatever their weights; a layer's
     hyperparameters (a dropout rate) take part through the ``repr``. Parameters
     of lazy layers take part without a shape.
     """
+    import torch
+
+    layout = [
+        [name, tensor_shape(tensor), str(tensor.dtype)]
+        for name, tensor in module.state_dict().items()
+        if isinstance(tensor, torch.Tensor)
+    ]
+    text = json.dumps([layout, _ADDRESS.sub("", repr(module))])
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def earlier_topology(module: nn.Module) -> str:
+    """The fingerprint that descriptors of an earlier form hold, a SHA-256 over the parameters."""
     parameters = [
         [name, tensor_shape(parameter), str(parameter.dtype)]
         for name, parameter in module.named_parameters(remove_duplicate=False)

@@ -16,7 +16,7 @@ from torch import nn
 if TYPE_CHECKING:
     from nnx import TrainStepFn
 
-TRANSFORM = "torchao.qat"
+TRANSFORM = "torchao_qat"
 _SUPPORTED_CONFIGS = {
     "8da4w": "torchao.quantization.qat:Int8DynActInt4WeightQATQuantizer",
 }
@@ -102,15 +102,17 @@ class QATLifecycleCallback(Callback):
         """What rebuilds the converted net; nothing before the conversion."""
         if not self.is_converted:
             return ()
-        config = {"qat_config": self.qat_config, "groupsize": self.groupsize}
-        options = {"targets": list(self._targets), "config": config}
+        options = {
+            "qat_config": self.qat_config,
+            "groupsize": self.groupsize,
+            "targets": list(self._targets),
+        }
         return (NNCheckpointTransform(name=TRANSFORM, version=1, options=options),)
 
 
 def replay(net: nn.Module, options: Mapping[str, Any]) -> nn.Module:
     """The quantized topology on a fresh base, its values to be filled by a checkpoint."""
-    config = options["config"]
-    qat_config, groupsize = config["qat_config"], config["groupsize"]
+    qat_config, groupsize = options["qat_config"], options["groupsize"]
     _quantizer_class(qat_config)
     targets = eligible(net, groupsize)
     if set(targets) != set(options["targets"]):

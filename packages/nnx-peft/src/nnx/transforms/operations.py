@@ -19,7 +19,7 @@ from nnx.transforms.recipe import TransformOp
 from nnx.utils import validation as check
 from torch import nn
 
-LORA, LOW_RANK = "nnx.lora", "nnx.low_rank"
+LORA, LOW_RANK = "lora", "low_rank"
 
 
 def lora(*targets: str, r: int = 8, alpha: float = 16.0, dropout: float = 0.0) -> TransformOp:
@@ -40,13 +40,18 @@ def low_rank(*targets: str, rank: int, method: str = "svd") -> TransformOp:
     return TransformOp(id=LOW_RANK, targets=targets, config={"rank": rank, "method": method})
 
 
+def _config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """How, of options that also say where."""
+    return {key: value for key, value in options.items() if key != "targets"}
+
+
 class _LinearOperation:
     """An operation that replaces named Linears one by one."""
 
     keys: frozenset[str]
 
     def problems(self, net: nn.Module, options: Mapping[str, Any]) -> list[tuple[str | None, str]]:
-        config = options["config"]
+        config = _config(options)
         if set(config) != self.keys:
             return [(None, f"its config must hold {sorted(self.keys)}, not {sorted(config)}")]
         slots, found = examine(net, options["targets"], kinds=(nn.Linear,))
@@ -83,7 +88,7 @@ class _LinearOperation:
             shown = "; ".join(f"{target!r}: {problem}" for target, problem in found)
             raise ValueError(f"the net cannot take a recorded transform: {shown}")
         slots, _ = examine(net, options["targets"], kinds=(nn.Linear,))
-        wrap(slots, lambda layer: build(layer, options["config"]))
+        wrap(slots, lambda layer: build(layer, _config(options)))
         return net
 
 

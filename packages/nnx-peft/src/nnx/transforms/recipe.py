@@ -49,7 +49,10 @@ class TransformOp:
         if repeated:
             raise ValueError(f"TransformOp.targets repeats {', '.join(map(repr, repeated))}")
         object.__setattr__(self, "targets", targets)
-        object.__setattr__(self, "config", freeze_mapping(self.config, "TransformOp.config"))
+        config = freeze_mapping(self.config, "TransformOp.config")
+        if "targets" in config:
+            raise ValueError("TransformOp.config cannot hold 'targets': give them as targets=")
+        object.__setattr__(self, "config", config)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -61,23 +64,21 @@ class TransformOp:
 
     def checkpoint_transform(self) -> NNCheckpointTransform:
         """The operation as checkpoints and runs record it."""
-        options = {"targets": list(self.targets), "config": thaw(self.config)}
+        options = {**self.config, "targets": list(self.targets)}
         return NNCheckpointTransform(name=self.id, version=self.version, options=options)
 
     @staticmethod
     def from_checkpoint_transform(transform: NNCheckpointTransform) -> TransformOp:
         """The operation that ``transform`` records; ``ValueError`` when it is of another kind."""
-        options = transform.options
-        if set(options) != {"targets", "config"}:
+        config = dict(transform.options)
+        targets = config.pop("targets", None)
+        if not isinstance(targets, (list, tuple)):
             raise ValueError(
-                f"{transform.name}@v{transform.version} records no targets and config, so it is "
-                "no recipe operation"
+                f"{transform.name}@v{transform.version} records no targets, so it is no recipe "
+                "operation"
             )
         return TransformOp(
-            id=transform.name,
-            version=transform.version,
-            targets=tuple(options["targets"]),
-            config=options["config"],
+            id=transform.name, version=transform.version, targets=tuple(targets), config=config
         )
 
     def __eq__(self, other: object) -> bool:
