@@ -100,6 +100,11 @@ class NNModel:
         self.recorded_topology = state_topology(self.net)
 
     @property
+    def components(self) -> Sequence[Any]:
+        """State of the model's own that every checkpoint of it carries; a subclass may have some."""
+        return ()
+
+    @property
     def task_adapter(self) -> TaskAdapter | None:
         """What checks, scores and decodes for the declared task; ``None`` without one."""
         return self._task_adapter

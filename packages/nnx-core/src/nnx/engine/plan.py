@@ -140,6 +140,7 @@ def plan_fit(request: FitRequest, ranks: Alone) -> FitPlan:
         judge.tracker,
         engine if request.objective is not None else None,
         [clock for clock in clocks.values() if clock.unit == "optimizer_update"],
+        list(model.components),
         explicit=request.components or (),
     )
     plan = FitPlan(

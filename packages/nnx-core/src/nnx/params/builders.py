@@ -244,6 +244,18 @@ class NNTransformerParamsBuilder(Builder[NNTransformerParams]):
         """How many times wider than the model its feed-forward layers are."""
         return self._set(ffn_mult=mult)
 
+    def ffn_dim(self, width: int) -> NNTransformerParamsBuilder:
+        """The width of its feed-forward layers, where no multiple says it."""
+        return self._set(ffn_dim=width)
+
+    def kv_heads(self, n: int) -> NNTransformerParamsBuilder:
+        """Key and value heads that groups of query heads share."""
+        return self._set(n_kv_heads=n)
+
+    def norm_eps(self, eps: float) -> NNTransformerParamsBuilder:
+        """What every norm adds to the mean square."""
+        return self._set(norm_eps=eps)
+
     def context(
         self, *, max_seq_len: int, rope_base: float | None = None
     ) -> NNTransformerParamsBuilder:

@@ -31,7 +31,13 @@ def check_heads(owner: str, d_model: Any, n_heads: Any, *, even: bool) -> tuple[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NNTransformerParams(NNParams):
-    """A decoder-only transformer; the inherited per-layer fields are not read by it."""
+    """A decoder-only transformer; the inherited per-layer fields are not read by it.
+
+    ``n_kv_heads`` key and value heads are shared by groups of query heads
+    (``None``: one each). ``ffn_dim`` is the width of the feed-forward layers
+    (``None``: two thirds of ``ffn_mult * d_model``, rounded down). ``norm_eps``
+    is added to the mean square in every norm.
+    """
 
     vocab_size: int
     n_layers: int
@@ -42,6 +48,9 @@ class NNTransformerParams(NNParams):
     tie_embeddings: bool = True
     attn_dropout: float = 0.0
     resid_dropout: float = 0.0
+    n_kv_heads: int | None = None
+    ffn_dim: int | None = None
+    norm_eps: float = 1e-6
 
     _STATE: ClassVar[tuple[StateField, ...]] = (
         *NNParams._STATE,
@@ -54,6 +63,9 @@ class NNTransformerParams(NNParams):
         optional("tie_embeddings"),
         optional("attn_dropout"),
         optional("resid_dropout"),
+        optional("n_kv_heads"),
+        optional("ffn_dim"),
+        optional("norm_eps"),
     )
 
     def __post_init__(self) -> None:
@@ -68,11 +80,36 @@ class NNTransformerParams(NNParams):
             n_heads=n_heads,
             rope_base=check.real(owner, "rope_base", self.rope_base, above=0),
             tie_embeddings=check.flag(owner, "tie_embeddings", self.tie_embeddings),
+            norm_eps=check.real(owner, "norm_eps", self.norm_eps, at_least=0),
             **_dropouts(owner, self),
         )
+        if self.ffn_dim is not None:
+            put(self, ffn_dim=check.count(owner, "ffn_dim", self.ffn_dim))
+            if self.ffn_mult != 4:
+                raise ValueError(
+                    f"{owner}.ffn_dim is the width itself and ffn_mult={self.ffn_mult} another "
+                    "way to say it: give one of them"
+                )
+        if self.n_kv_heads is not None:
+            put(self, n_kv_heads=check.count(owner, "n_kv_heads", self.n_kv_heads, at_most=n_heads))
+            if n_heads % self.kv_heads:
+                domain = f"a divisor of n_heads ({n_heads})"
+                check.refuse(owner, "n_kv_heads", self.n_kv_heads, domain)
 
     def _n_hidden(self) -> None:
         return None
+
+    @property
+    def kv_heads(self) -> int:
+        """How many key and value heads a layer has."""
+        heads = self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+        assert heads is not None
+        return heads
+
+    @property
+    def ffn_width(self) -> int:
+        """The width of the feed-forward layers."""
+        return 2 * self.ffn_mult * self.d_model // 3 if self.ffn_dim is None else self.ffn_dim
 
     @classmethod
     def builder(cls) -> NNTransformerParamsBuilder:

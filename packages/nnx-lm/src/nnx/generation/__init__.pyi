@@ -1,0 +1,17 @@
+from .chain import LogitsChain as LogitsChain
+from .chain import LogitsChainBuilder as LogitsChainBuilder
+from .pipeline import CustomStage as CustomStage
+from .pipeline import LogitsStage as LogitsStage
+from .pipeline import LogitsStageCodec as LogitsStageCodec
+from .pipeline import OrderedLogitsPipeline as OrderedLogitsPipeline
+from .pipeline import register_logits_stage_codec as register_logits_stage_codec
+from .pipeline import registered_logits_stage_codecs as registered_logits_stage_codecs
+from .pipeline import unregister_logits_stage_codec as unregister_logits_stage_codec
+from .processors import LogitsProcessor as LogitsProcessor
+from .processors import MinPFilter as MinPFilter
+from .processors import RepetitionPenalty as RepetitionPenalty
+from .processors import TemperatureScaling as TemperatureScaling
+from .processors import TopKFilter as TopKFilter
+from .processors import TopPFilter as TopPFilter
+from .processors import apply_chain as apply_chain
+from .processors import sample_next_token as sample_next_token

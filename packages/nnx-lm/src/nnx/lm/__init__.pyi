@@ -1,0 +1,16 @@
+from .cache import KVCache as KVCache
+from .cross_entropy import linear_cross_entropy as linear_cross_entropy
+from .dpo import DPOObjective as DPOObjective
+from .dpo import dpo_train_step_factory as dpo_train_step_factory
+from .layers import Attention as Attention
+from .layers import RMSNorm as RMSNorm
+from .layers import RoPE as RoPE
+from .layers import SwiGLU as SwiGLU
+from .layers import TransformerBlock as TransformerBlock
+from .model import GenerativeNNModel as GenerativeNNModel
+from .preferences import NNPreferenceDataset as NNPreferenceDataset
+from .reference import ReferenceLogProbs as ReferenceLogProbs
+from .text import TextStream as TextStream
+from .tokenizer import train_bpe as train_bpe
+from .tokenizer_record import tokenizer_digest as tokenizer_digest
+from .transformer import TransformerNN as TransformerNN

@@ -1,0 +1,465 @@
+"""Causal language modelling as a task: next-token targets, their loss, their evaluation.
+
+Everything is over tokens: the loss's denominator, the negative log-likelihood
+and the accuracy count the same valid targets, however the batches are cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from nnx.components import ComponentSpec
+from nnx.lm.cross_entropy import linear_cross_entropy
+from nnx.models import adapter_for
+from nnx.objectives import LossTerm, Objective, ObjectiveContext, ObjectiveResult
+from nnx.precision import inference_precision
+from nnx.records import NNEvaluationDataPoint
+from nnx.utils import validation as check
+from torch import nn
+
+__all__ = [
+    "ALIGNMENTS",
+    "CausalLMEval",
+    "CausalLMObjective",
+    "CausalLMTask",
+    "LMTaskError",
+    "perplexity",
+]
+
+ALIGNMENTS = ("shift_inputs", "pre_shifted")
+"""``"shift_inputs"``: a batch is token ids, shifted here. ``"pre_shifted"``: inputs and targets."""
+
+_IDS = ("input_ids", "tokens", "inputs")
+_TARGETS = ("targets", "labels")
+
+
+class LMTaskError(ValueError):
+    """A batch or a model that the task cannot take."""
+
+
+def perplexity(nll: float | None) -> float | None:
+    """``exp(nll)``: infinity where that overflows, ``None`` of ``None``."""
+    if nll is None:
+        return None
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLMTask:
+    """How a batch becomes next-token targets.
+
+    Args:
+        vocab_size: classes of the logits.
+        alignment: one of :data:`ALIGNMENTS`.
+        ignore_id: targets with this id count nowhere.
+        pad_id: neither do targets with this id.
+        smoothing: label smoothing in [0, 1) of the objective; evaluation has none.
+        vocab_axis: where the logits have their classes, -1 or 1.
+        tokenizer: the digest (or name) of the tokenizer, so that a resume with
+            another one is refused.
+        eos_id: the token that ends a text. Where it equals ``pad_id``, the first
+            one after a text is a target and the rest is padding; otherwise padding
+            with the end token would unlearn it.
+
+    A batch is token ids (B, T), a tuple ``(ids,)`` or ``(ids, loss_mask)``, and
+    with ``"pre_shifted"`` a tuple ``(inputs, targets)`` or ``(inputs, targets,
+    loss_mask)``; or a mapping of ``input_ids``, ``targets`` (or ``labels``),
+    ``loss_mask``, ``attention_mask`` and ``documents`` (the number of each token's
+    document, of packed rows). Masks are 0 or 1 per token; padding goes on the right.
+    """
+
+    vocab_size: int
+    alignment: str = "shift_inputs"
+    ignore_id: int = -100
+    pad_id: int | None = None
+    smoothing: float = 0.0
+    vocab_axis: int = -1
+    tokenizer: str | None = None
+    version: int = 1
+    eos_id: int | None = None
+
+    def __post_init__(self) -> None:
+        owner = "CausalLMTask"
+        check.choice(owner, "alignment", self.alignment, ALIGNMENTS)
+        values = {
+            "vocab_size": check.count(owner, "vocab_size", self.vocab_size),
+            "ignore_id": check.integer(owner, "ignore_id", self.ignore_id),
+            "smoothing": check.real(owner, "smoothing", self.smoothing, at_least=0, below=1),
+        }
+        for name in ("pad_id", "eos_id"):
+            if getattr(self, name) is not None:
+                values[name] = check.integer(owner, name, getattr(self, name))
+        if self.vocab_axis not in (-1, 1) or isinstance(self.vocab_axis, bool):
+            check.refuse(owner, "vocab_axis", self.vocab_axis, "-1 or 1")
+        if self.tokenizer is not None:
+            check.text(owner, "tokenizer", self.tokenizer)
+        if self.version != 1:
+            check.refuse(owner, "version", self.version, "1, the only one known here")
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def state(self) -> dict[str, Any]:
+        """The task as plain data."""
+        state = {name: getattr(self, name) for name in _FIELDS}
+        if self.eos_id is not None:
+            state["eos_id"] = self.eos_id
+        return state
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> CausalLMTask:
+        """The task of :meth:`state`; an unknown key is a ``ValueError``."""
+        unknown = set(state) - {*_FIELDS, "eos_id"}
+        if unknown:
+            raise ValueError(f"CausalLMTask has no key {', '.join(map(repr, sorted(unknown)))}")
+        return CausalLMTask(**state)
+
+    # A batch -----------------------------------------------------------------------------
+
+    def split(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """``(inputs, targets, loss_mask)``, each (B, T); the mask covers the targets.
+
+        Raises :class:`LMTaskError` for another layout, dtype or shape, an id outside
+        the vocabulary, a mask of other values, or padding on the left.
+        """
+        read = self._read(batch)
+        return read.inputs, read.targets, read.mask
+
+    def valid(self, targets: torch.Tensor, loss_mask: torch.Tensor | None) -> torch.Tensor:
+        """Which targets count, as booleans of the targets' shape."""
+        valid = targets != self.ignore_id
+        if self.pad_id is not None:
+            padding = targets == self.pad_id
+            if self.eos_id == self.pad_id:  # the first of a run ends the text before it
+                padding[..., 1:] &= padding[..., :-1].clone()
+                padding[..., :1] = False
+            valid &= ~padding
+        return valid if loss_mask is None else valid & loss_mask
+
+    def objective(self, *, nonfinite: str = "fail") -> CausalLMObjective:
+        """What ``NNModel.train(objective=...)`` trains with."""
+        return CausalLMObjective(self, nonfinite=nonfinite)
+
+    def eval_step(self) -> CausalLMEval:
+        """What ``NNModel.train(eval_step_fn=...)`` evaluates with."""
+        return CausalLMEval(self)
+
+    # Logits and sums ---------------------------------------------------------------------
+
+    def logits(self, model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The model's logits (B, T, vocab) of ``inputs``, in float32 or wider.
+
+        Raises :class:`LMTaskError` when they do not fit ``targets`` and ``vocab_size``.
+        """
+        return self._checked(_forward(model, inputs, None), targets)
+
+    def token_sums(
+        self,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        valid: torch.Tensor,
+        *,
+        with_ce: bool = True,
+    ) -> tuple[torch.Tensor, float, int, int]:
+        """``(cross_entropy, nll, correct, count)``, sums over the valid targets.
+
+        The first is differentiable and smoothed (zero with ``with_ce=False``); the
+        others are plain numbers of the unsmoothed task.
+        """
+        rows, wanted = logits[valid], targets[valid]
+        if with_ce:
+            ce = F.cross_entropy(rows, wanted, reduction="sum", label_smoothing=self.smoothing)
+        else:
+            ce = rows.new_zeros(())
+        with torch.no_grad():
+            nll = F.cross_entropy(rows, wanted, reduction="none").double().sum()
+            correct = (rows.argmax(dim=-1) == wanted).sum()
+            numbers = torch.stack((nll, correct.double())).tolist()
+        return ce, numbers[0], int(numbers[1]), len(wanted)
+
+    def _read(self, batch: Any) -> _Read:
+        inputs, targets, mask, attention, documents = self._layout(batch)
+        for name, ids in (("token ids", inputs), ("targets", targets)):
+            if ids is None:
+                continue
+            if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.dim() != 2:
+                raise LMTaskError(
+                    f"{name} must be integers of shape (batch, tokens), not {_shape(ids)}"
+                )
+        inputs = inputs.long()
+        attention = _mask("attention_mask", attention, (inputs.shape,))
+        if attention is not None:
+            _refuse_left_padding(attention)
+        if self.alignment == "shift_inputs":
+            if inputs.shape[1] < 2:
+                raise LMTaskError(
+                    f"a row of {inputs.shape[1]} token has no next token; rows need at least 2"
+                )
+            whole, inputs, targets = inputs.shape, inputs[:, :-1], inputs[:, 1:]
+            mask = _mask("loss_mask", mask, (targets.shape, whole))
+            mask = mask[:, 1:] if mask is not None and mask.shape == whole else mask
+            if attention is not None:
+                mask = attention[:, 1:] if mask is None else mask & attention[:, 1:]
+            if documents is not None:
+                same = documents[:, 1:] == documents[:, :-1]
+                mask, documents = same if mask is None else mask & same, documents[:, :-1]
+        else:
+            if targets.shape != inputs.shape:
+                raise LMTaskError(
+                    f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} must be "
+                    "aligned: the target of a token is the one that follows it"
+                )
+            targets = targets.long()
+            mask = _mask("loss_mask", mask, (targets.shape,))
+            if attention is not None:
+                mask = attention if mask is None else mask & attention
+        valid = self.valid(targets, mask)
+        count = self._check_ids(inputs, targets, valid)
+        return _Read(inputs, targets, mask, valid, count, documents)
+
+    def _layout(self, batch: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """inputs, targets, loss mask, attention mask and documents as they lie in the batch."""
+        shifted = self.alignment == "pre_shifted"
+        if isinstance(batch, Mapping):
+            inputs = next((batch[key] for key in _IDS if key in batch), None)
+            targets = next((batch[key] for key in _TARGETS if key in batch), None)
+            if inputs is None or (shifted and targets is None):
+                lacks = "input_ids" if inputs is None else "targets"
+                raise LMTaskError(f"the batch has no {lacks}: it holds {sorted(map(str, batch))}")
+            rest = (batch.get(k) for k in ("loss_mask", "attention_mask", "documents"))
+            return inputs, targets if shifted else None, *rest  # type: ignore[return-value]
+        parts = batch if isinstance(batch, (tuple, list)) else (batch,)
+        wanted = (2, 3) if shifted else (1, 2)
+        if len(parts) not in wanted:
+            raise LMTaskError(
+                f"alignment={self.alignment!r} reads "
+                + ("(inputs, targets) or (inputs, targets, loss_mask)" if shifted else
+                   "token ids or (ids, loss_mask)")
+                + f", not {len(parts)} part(s)"
+                + ("; aligned (inputs, targets) are alignment='pre_shifted'" * (not shifted))
+            )  # fmt: skip
+        if shifted:
+            return parts[0], parts[1], parts[2] if len(parts) == 3 else None, None, None
+        mask = parts[1] if len(parts) == 2 else None
+        if isinstance(mask, torch.Tensor) and mask.dtype != torch.bool and (mask > 1).any():
+            raise LMTaskError(
+                "the second part of a batch is a loss mask of 0 and 1 with alignment="
+                "'shift_inputs'; aligned (inputs, targets) are alignment='pre_shifted'"
+            )
+        return parts[0], None, mask, None, None
+
+    def _check_ids(self, inputs: torch.Tensor, targets: torch.Tensor, valid: torch.Tensor) -> int:
+        """Refuse ids outside the vocabulary; how many targets are valid. One read of the device."""
+        wanted = torch.where(valid, targets, 0)
+        facts = [inputs.min(), inputs.max(), wanted.min(), wanted.max(), valid.sum()]
+        low, high, first, last, count = torch.stack(facts).tolist()
+        for name, least, most in (("token", low, high), ("target", first, last)):
+            if least < 0 or most >= self.vocab_size:
+                raise LMTaskError(
+                    f"the batch has {name} id {least if least < 0 else most}, outside the "
+                    f"vocabulary of {self.vocab_size} (0 to {self.vocab_size - 1}); another "
+                    "tokenizer wrote it, or padding needs pad_id, ignore_id or a mask"
+                )
+        return int(count)
+
+    def _checked(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        moved = logits if self.vocab_axis == -1 or logits.dim() != 3 else logits.transpose(1, 2)
+        if moved.shape != (*targets.shape, self.vocab_size):
+            raise LMTaskError(
+                f"the model gives {tuple(logits.shape)} for targets {tuple(targets.shape)} and a "
+                f"vocabulary of {self.vocab_size} on axis {self.vocab_axis}"
+            )
+        return moved.float() if moved.dtype in (torch.float16, torch.bfloat16) else moved
+
+
+_FIELDS = (
+    "vocab_size", "alignment", "ignore_id", "pad_id", "smoothing", "vocab_axis", "tokenizer",
+    "version",
+)  # fmt: skip
+
+
+class _Read(NamedTuple):
+    """A checked batch; every tensor (B, T), on the device it came on."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    mask: torch.Tensor | None
+    valid: torch.Tensor
+    count: int
+    documents: torch.Tensor | None
+
+
+class CausalLMObjective(Objective):
+    """The cross-entropy over valid tokens as one term, ``"token_ce"``.
+
+    Its denominator is the number of valid tokens, so accumulated microbatches of
+    any token counts give the full batch's update. The logits of a large vocabulary
+    are never kept (:func:`nnx.lm.linear_cross_entropy`) where the network offers
+    its last hidden states. The task is component state: a resume with another one
+    is refused.
+    """
+
+    def __init__(self, task: CausalLMTask, *, nonfinite: str = "fail") -> None:
+        super().__init__(nonfinite=nonfinite)
+        self.task = check.instance("CausalLMObjective", "task", task, CausalLMTask)
+
+    def __call__(self, ctx: ObjectiveContext) -> ObjectiveResult:
+        task, model = self.task, ctx.model
+        read = task._read(ctx.batch)
+        if not read.count:
+            return ObjectiveResult(())
+        head = _hidden_states(model)
+        if head is None:
+            logits = task._checked(_forward(model, read.inputs, read.documents), read.targets)
+            rows, targets = _valid_rows(logits, read)
+            total = F.cross_entropy(
+                rows, targets, reduction="sum", label_smoothing=task.smoothing
+            )
+        else:
+            device = model.device
+            hidden = model.net.hidden(
+                read.inputs.to(device, non_blocking=True), **_documents(read.documents, device)
+            )
+            rows, targets = _valid_rows(hidden, read)
+            total = linear_cross_entropy(rows, head.weight, targets, smoothing=task.smoothing)
+        return ObjectiveResult((LossTerm("token_ce", total, read.count),))
+
+    def check_run(self, model: Any, *, optimizers: Any, callbacks: Sequence[Any]) -> None:
+        """Refuse a network of another vocabulary."""
+        size = getattr(model.net_params, "vocab_size", None)
+        if size is not None and size != self.task.vocab_size:
+            raise LMTaskError(
+                f"the task has a vocabulary of {self.task.vocab_size} and the network one of "
+                f"{size}; give both the same"
+            )
+
+    def component_spec(self) -> ComponentSpec:
+        return ComponentSpec("lm.causal_task")
+
+    def component_state(self) -> dict[str, Any]:
+        return {"task": self.task.state()}
+
+    def check_component_state(self, state: Mapping[str, Any], *, version: int) -> list[str]:
+        saved, held = dict(state.get("task") or {}), self.task.state()
+        return [
+            f"{key} was {saved.get(key)!r} and is {held.get(key)!r} now"
+            for key in dict.fromkeys((*saved, *held))
+            if saved.get(key) != held.get(key)
+        ]
+
+    def load_component_state(self, state: Mapping[str, Any], *, version: int) -> None:
+        """Nothing to take over: the tasks are the same."""
+
+
+class CausalLMEval:
+    """``eval_step_fn``: one record over all tokens of the validation loader.
+
+    ``loss`` and ``metrics["nll"]`` are nats per valid token, ``perplexity`` is
+    ``exp(nll)``, ``token_accuracy`` the share that argmax gets right, all
+    unsmoothed. Without a valid token the record is empty.
+    """
+
+    def __init__(self, task: CausalLMTask) -> None:
+        self.task = check.instance("CausalLMEval", "task", task, CausalLMTask)
+
+    def __call__(self, ctx: Any) -> NNEvaluationDataPoint:
+        model, task = ctx.model, self.task
+        precision = inference_precision(model.params, model.device)
+        nll, correct, count, batches = 0.0, 0, 0, 0
+        for batch in ctx.val_loader:
+            batches += 1
+            read = task._read(batch)
+            if not read.count:
+                continue
+            with torch.no_grad(), precision.autocast():
+                logits = task._checked(_forward(model, read.inputs, read.documents), read.targets)
+            targets, valid = (t.to(logits.device) for t in (read.targets, read.valid))
+            _, batch_nll, right, tokens = task.token_sums(logits, targets, valid, with_ce=False)
+            nll, correct, count = nll + batch_nll, correct + right, count + tokens
+        if not batches:
+            raise LMTaskError("the validation loader yielded no batches")
+        if not count:
+            return NNEvaluationDataPoint(kind="causal_lm", count=0, status="empty")
+        mean = nll / count
+        metrics = {"nll": mean, "perplexity": perplexity(mean), "token_accuracy": correct / count}
+        return NNEvaluationDataPoint(
+            loss=mean,
+            kind="causal_lm",
+            count=count,
+            status="ok",
+            metrics={name: value for name, value in metrics.items() if value is not None},
+        )
+
+
+def causal_lm(config: Mapping[str, Any]) -> CausalLMObjective:
+    """The factory of the objective ``"lm.causal"``; ``config`` is a task's state."""
+    return CausalLMTask.from_state(config).objective()
+
+
+def _hidden_states(model: Any) -> nn.Linear | None:
+    """The output layer, where the loss may be computed from hidden states and its weight.
+
+    A network offers that by ``hidden(tokens, documents=)`` and a plain ``lm_head``;
+    hooks on the whole network (as FSDP's) want its own forward pass.
+    """
+    net = model.net
+    head = getattr(net, "lm_head", None)
+    if type(head) is not nn.Linear or head.bias is not None or model.batch_adapter is not None:
+        return None
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (net, head))
+    return head if hasattr(net, "hidden") and not hooked else None
+
+
+def _forward(
+    model: Any, inputs: torch.Tensor, documents: torch.Tensor | None
+) -> torch.Tensor:
+    device = model.device
+    raw = model.net(inputs.to(device, non_blocking=True), **_documents(documents, device))
+    return adapter_for(model.net, model.batch_adapter).output(raw)
+
+
+def _documents(documents: torch.Tensor | None, device: torch.device) -> dict[str, torch.Tensor]:
+    return {} if documents is None else {"documents": documents.to(device, non_blocking=True)}
+
+
+def _valid_rows(values: torch.Tensor, read: _Read) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of ``values`` (B, T, ...) with valid targets, and those targets."""
+    flat, targets = values.flatten(0, 1), read.targets.flatten()
+    if read.count < targets.numel():
+        index = read.valid.flatten().nonzero().squeeze(1)
+        flat = flat.index_select(0, index.to(flat.device, non_blocking=True))
+        targets = targets[index]
+    return flat, targets.to(flat.device, non_blocking=True)
+
+
+def _mask(name: str, mask: Any, shapes: Sequence[torch.Size]) -> torch.Tensor | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, torch.Tensor) or mask.shape not in shapes:
+        raise LMTaskError(f"{name} must be {tuple(shapes[0])}, one per token, not {_shape(mask)}")
+    if mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
+        raise LMTaskError(f"{name} must hold 0 and 1 alone")
+    return mask.bool()
+
+
+def _refuse_left_padding(attention: torch.Tensor) -> None:
+    late = attention[:, 1:] & ~attention[:, :-1]
+    if late.any():
+        row = int(late.any(dim=1).nonzero()[0])
+        raise LMTaskError(
+            f"row {row} of the batch has padding before a real token; the model reads no "
+            "attention mask, so pad on the right"
+        )
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return type(value).__name__
