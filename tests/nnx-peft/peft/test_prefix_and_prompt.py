@@ -35,13 +35,13 @@ def rotate(x, start):
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
-        self.qkv = nn.Linear(D, 3 * D, bias=False)
+        self.w_qkv = nn.Linear(D, 3 * D, bias=False)
         self.out = nn.Linear(D, D)
         self.kv_prefix = None
 
     def forward(self, x, past):
         batch, length, _ = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, HEADS, D // HEADS).permute(2, 0, 3, 1, 4)
+        q, k, v = self.w_qkv(x).view(batch, length, 3, HEADS, D // HEADS).permute(2, 0, 3, 1, 4)
         start = 0 if past is None else past[0].shape[2]
         q, k = rotate(q, start), rotate(k, start)
         if past is not None:
@@ -73,10 +73,10 @@ class Transformer(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.params = SimpleNamespace(n_heads=HEADS, d_model=D, max_seq_len=LENGTH)
-        self.tok_emb = nn.Embedding(VOCAB, D)
+        self.tok_embed = nn.Embedding(VOCAB, D)
         self.blocks = nn.ModuleList(Block() for _ in range(n_layers))
         self.head = nn.Linear(D, VOCAB, bias=False)
-        self.head.weight = self.tok_emb.weight
+        self.head.weight = self.tok_embed.weight
 
     def forward_embeddings(self, x, past_kvs=None):
         kvs = []
@@ -86,7 +86,7 @@ class Transformer(nn.Module):
         return self.head(x), kvs
 
     def forward_with_cache(self, tokens, past_kvs=None):
-        return self.forward_embeddings(self.tok_emb(tokens), past_kvs)
+        return self.forward_embeddings(self.tok_embed(tokens), past_kvs)
 
     def forward(self, tokens):
         return self.forward_with_cache(tokens)[0]
@@ -125,7 +125,7 @@ class TestPrefix:
         model = Transformer(1)
         attention = model.blocks[0].attn
         x = torch.randn(2, 4, D)
-        q, k, v = attention.qkv(x).view(2, 4, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = attention.w_qkv(x).view(2, 4, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         scores = rotate(q, 0) @ rotate(k, 0).transpose(-1, -2) / (D // HEADS) ** 0.5
         scores = scores.masked_fill(~torch.ones(4, 4, dtype=torch.bool).tril(), -torch.inf).exp()
         expected = scores / (scores.sum(-1, keepdim=True) + 2.0) @ v
@@ -187,11 +187,11 @@ class TestPrefix:
     @pytest.mark.parametrize("apply", [apply_lora_to, apply_ia3_to])
     def test_an_adapted_projection_stays_in_the_path_frozen(self, apply):
         model = Transformer().to(torch.bfloat16)
-        apply(model, "*.qkv")
+        apply(model, "*.w_qkv")
         tuner = PrefixTuner(model, n_prefix=2)
         assert {p.dtype for p in tuner.trainable_parameters()} == {torch.bfloat16}
         assert not any(p.requires_grad for p in model.parameters())
-        assert hasattr(model.blocks[0].attn.qkv, "base")
+        assert hasattr(model.blocks[0].attn.w_qkv, "base")
         tuner(TOKENS)
 
     @pytest.mark.parametrize("training", [True, False])
@@ -223,7 +223,7 @@ class TestPrompt:
     def test_the_prompt_is_read_before_the_tokens_and_its_logits_dropped(self):
         model = Transformer()
         tuner = PromptTuner(model, n_prompt_tokens=3)
-        x = torch.cat([tuner.soft_prompt.expand(2, -1, -1), model.tok_emb(TOKENS)], 1)
+        x = torch.cat([tuner.soft_prompt.expand(2, -1, -1), model.tok_embed(TOKENS)], 1)
         assert torch.equal(tuner(TOKENS), model.forward_embeddings(x)[0][:, 3:])
         assert tuner(TOKENS).shape == (2, 4, VOCAB)
 
@@ -265,7 +265,7 @@ class TestPrompt:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
     def test_placement_follows_the_token_embedding(self, dtype):
         model = Transformer().to(dtype)
-        apply_lora_to(model, "tok_emb", kinds=(nn.Embedding,))
+        apply_lora_to(model, "tok_embed", kinds=(nn.Embedding,))
         tuner = PromptTuner(model, n_prompt_tokens=2)
         assert tuner.soft_prompt.dtype == dtype
         with torch.device("meta"):

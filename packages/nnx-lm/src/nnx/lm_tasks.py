@@ -234,7 +234,7 @@ class CausalLMTask:
                 lacks = "input_ids" if inputs is None else "targets"
                 raise LMTaskError(f"the batch has no {lacks}: it holds {sorted(map(str, batch))}")
             rest = (batch.get(k) for k in ("loss_mask", "attention_mask", "documents"))
-            return inputs, targets if shifted else None, *rest  # type: ignore[return-value]
+            return inputs, targets if shifted else None, *rest
         parts = batch if isinstance(batch, (tuple, list)) else (batch,)
         wanted = (2, 3) if shifted else (1, 2)
         if len(parts) not in wanted:
@@ -292,7 +292,7 @@ class _Read(NamedTuple):
     targets: torch.Tensor
     mask: torch.Tensor | None
     valid: torch.Tensor
-    count: int
+    tokens: int
     documents: torch.Tensor | None
 
 
@@ -313,23 +313,22 @@ class CausalLMObjective(Objective):
     def __call__(self, ctx: ObjectiveContext) -> ObjectiveResult:
         task, model = self.task, ctx.model
         read = task._read(ctx.batch)
-        if not read.count:
+        if not read.tokens:
             return ObjectiveResult(())
         head = _hidden_states(model)
         if head is None:
             logits = task._checked(_forward(model, read.inputs, read.documents), read.targets)
             rows, targets = _valid_rows(logits, read)
-            total = F.cross_entropy(
-                rows, targets, reduction="sum", label_smoothing=task.smoothing
-            )
+            total = F.cross_entropy(rows, targets, reduction="sum", label_smoothing=task.smoothing)
         else:
             device = model.device
-            hidden = model.net.hidden(
+            net: Any = model.net
+            hidden = net.hidden(
                 read.inputs.to(device, non_blocking=True), **_documents(read.documents, device)
             )
             rows, targets = _valid_rows(hidden, read)
             total = linear_cross_entropy(rows, head.weight, targets, smoothing=task.smoothing)
-        return ObjectiveResult((LossTerm("token_ce", total, read.count),))
+        return ObjectiveResult((LossTerm("token_ce", total, read.tokens),))
 
     def check_run(self, model: Any, *, optimizers: Any, callbacks: Sequence[Any]) -> None:
         """Refuse a network of another vocabulary."""
@@ -376,7 +375,7 @@ class CausalLMEval:
         for batch in ctx.val_loader:
             batches += 1
             read = task._read(batch)
-            if not read.count:
+            if not read.tokens:
                 continue
             with torch.no_grad(), precision.autocast():
                 logits = task._checked(_forward(model, read.inputs, read.documents), read.targets)
@@ -410,16 +409,14 @@ def _hidden_states(model: Any) -> nn.Linear | None:
     hooks on the whole network (as FSDP's) want its own forward pass.
     """
     net = model.net
-    head = getattr(net, "lm_head", None)
+    head: Any = getattr(net, "lm_head", None)
     if type(head) is not nn.Linear or head.bias is not None or model.batch_adapter is not None:
         return None
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (net, head))
     return head if hasattr(net, "hidden") and not hooked else None
 
 
-def _forward(
-    model: Any, inputs: torch.Tensor, documents: torch.Tensor | None
-) -> torch.Tensor:
+def _forward(model: Any, inputs: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
     device = model.device
     raw = model.net(inputs.to(device, non_blocking=True), **_documents(documents, device))
     return adapter_for(model.net, model.batch_adapter).output(raw)
@@ -432,7 +429,7 @@ def _documents(documents: torch.Tensor | None, device: torch.device) -> dict[str
 def _valid_rows(values: torch.Tensor, read: _Read) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows of ``values`` (B, T, ...) with valid targets, and those targets."""
     flat, targets = values.flatten(0, 1), read.targets.flatten()
-    if read.count < targets.numel():
+    if read.tokens < targets.numel():
         index = read.valid.flatten().nonzero().squeeze(1)
         flat = flat.index_select(0, index.to(flat.device, non_blocking=True))
         targets = targets[index]

@@ -72,7 +72,7 @@ IDS: dict[str, tuple[str, ...]] = {
 
 
 # Reserved: these distributions contribute nothing yet, so installing one would not help.
-RESERVED = frozenset({"nnx-lm", "nnx-graph", "nnx-hub", "nnx-paradigms", "nnx-eval"})
+RESERVED = frozenset({"nnx-graph", "nnx-hub", "nnx-paradigms", "nnx-eval"})
 
 
 def install_line(distribution: str, extra: str | None = None) -> str:

@@ -1,8 +1,10 @@
 """Reading batches: inputs, targets, rows that count, and the ids of the rows.
 
-Everything works on a :class:`~nnx.models.Model`. Graph batches join through
-two optional methods, looked up on the batch adapter and then on the net:
-``seed_count(batch)`` (only the first rows count) and ``sample_ids(batch)``.
+Everything works on a :class:`~nnx.models.Model`. Other kinds of outputs join
+through optional attributes, looked up on the batch adapter and then on the net:
+of graph batches the methods ``seed_count(batch)`` (only the first rows count)
+and ``sample_ids(batch)``; ``class_axis = -1`` of outputs with their classes last,
+as a language model's (B, T, vocab), whose every position is a row to score.
 """
 
 from __future__ import annotations
@@ -36,6 +38,13 @@ def forward_batch(model: Model, batch: Any) -> tuple[torch.Tensor, torch.Tensor]
         )
     output = _forward(runner_of(model), adapter, device, args, kwargs)
     target = _to(target, device)
+    if output.ndim > 2 and _method(model, "class_axis") == -1:
+        if target.shape != output.shape[:-1]:
+            raise ValueError(
+                f"the batch has targets {tuple(target.shape)} for outputs {tuple(output.shape)}, "
+                f"whose classes are last; give one target for each position"
+            )
+        return output.flatten(0, -2), target.flatten()
     seeds = seed_count(model, batch)
     return (output, target) if seeds is None else (output[:seeds], target[:seeds])
 

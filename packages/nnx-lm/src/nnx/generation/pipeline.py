@@ -90,7 +90,7 @@ class CustomStage:
         if self.tag is not None:
             check.text("CustomStage", "tag", self.tag)
 
-    def processor(self) -> LogitsProcessor:
+    def processor(self) -> LogitsFunction:
         return self.function
 
     @property
@@ -136,8 +136,8 @@ class OrderedLogitsPipeline:
         """A pipeline that begins with ``stages``."""
         return OrderedLogitsPipeline((*stages, *self.stages))
 
-    def processors(self) -> list[LogitsProcessor]:
-        """One processor per stage, in order."""
+    def processors(self) -> list[Any]:
+        """One :class:`LogitsProcessor` per stage, in order."""
         return [stage.processor() for stage in self.stages]
 
     def __call__(self, logits: torch.Tensor, token_history: list[int]) -> torch.Tensor:

@@ -30,7 +30,8 @@ def linear_cross_entropy(
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
-    total: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, smoothing, dtype)
+    apply: Any = _LinearCrossEntropy.apply
+    total: torch.Tensor = apply(hidden, weight, targets, smoothing, dtype)
     return total
 
 
@@ -53,9 +54,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for rows in _chunks(len(hidden), len(weight)):
                 h, target = hidden[rows].to(dtype), targets[rows]
                 logits = (h @ w.t()).to(_wide(dtype))
-                total += F.cross_entropy(
-                    logits, target, reduction="sum", label_smoothing=smoothing
-                )
+                total += F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
                 if grad_hidden is None and grad_weight is None:
                     continue
                 slope = _slope(logits, target, smoothing).to(dtype)
@@ -71,7 +70,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, slope: torch.Tensor) -> Any:
         grads = (None if g is None else g.mul_(slope.to(g.dtype)) for g in ctx.saved_tensors)
         return (*grads, None, None, None)
 

@@ -67,10 +67,10 @@ def decode(
     source: _Source = _Cached(recomputed, max_new_tokens) if cached else recomputed
     live = list(sequences)
     for _ in range(max_new_tokens):
-        tokens = _choose(live, source.logits(live))
-        live = [row for row, token in zip(live, tokens) if row.append(token)]
         if not live:
             return
+        tokens = _choose(live, source.logits(live))
+        live = [row for row, token in zip(live, tokens) if row.append(token)]
 
 
 def _choose(rows: Sequence[Draft], logits: torch.Tensor) -> list[int]:

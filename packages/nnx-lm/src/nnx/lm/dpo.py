@@ -21,6 +21,7 @@ from nnx.utils.modes import eval_mode
 
 if TYPE_CHECKING:
     from nnx.engine.contexts import TrainStepContext, TrainStepFn
+    from nnx.models import Model
     from nnx.nn_model import NNModel
 
 
@@ -126,7 +127,7 @@ class DPOObjective(Objective):
             },
         )
 
-    def _score(self, model: NNModel, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _score(self, model: Model, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         kinds = ("chosen", "rejected")
         needed = [f"{k}_{part}" for k in kinds for part in ("ids", "mask")]
         needed += [f"reference_{k}" for k in kinds]
@@ -141,9 +142,7 @@ class DPOObjective(Objective):
                 sequence_log_probs(model.net, moved[f"{k}_ids"], moved[f"{k}_mask"]) for k in kinds
             ]
         reference = [moved[f"reference_{k}"].to(policy[0].dtype) for k in kinds]
-        losses, margin = dpo_loss(
-            (policy[0], policy[1]), (reference[0], reference[1]), self.beta
-        )
+        losses, margin = dpo_loss((policy[0], policy[1]), (reference[0], reference[1]), self.beta)
         return losses, margin.detach()
 
 

@@ -66,7 +66,7 @@ class RoPE(nn.Module):
         self.register_buffer("sin", angles.sin().to(dtype), persistent=False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> RoPE:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         double = self.cos.dtype == torch.float64
         self._build(self.cos.device, torch.float64 if double else torch.float32)
         return self

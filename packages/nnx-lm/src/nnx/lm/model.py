@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from nnx.enums import Checkpoints
@@ -80,16 +80,8 @@ class GenerativeNNModel(NNModel):
         own = getattr(net, "effective_max_seq_len", None)
         if own is not None:
             return int(own)
-        shape = self.net_params or getattr(net, "params", None) or net.model.params
+        shape: Any = self.net_params or getattr(net, "params", None) or net.model.params
         return int(shape.max_seq_len)
-
-    @overload
-    def generate(self, prompt: str, *, max_new_tokens: int = 64, **options: Any) -> str: ...
-
-    @overload
-    def generate(
-        self, prompt: Sequence[str], *, max_new_tokens: int = 64, **options: Any
-    ) -> list[str]: ...
 
     def generate(
         self,
@@ -170,9 +162,12 @@ class GenerativeNNModel(NNModel):
         ]
         drafts = [
             Draft(
-                list(writer.prompt), processors, greedy, _generator(self.device, seed, i % count),
+                list(writer.prompt),
+                processors,
+                greedy,
+                _generator(self.device, seed, i % count),
                 writer,
-            )  # fmt: skip
+            )
             for i, writer in enumerate(writers)
         ]
         with eval_mode(self.net), inference_context(self):

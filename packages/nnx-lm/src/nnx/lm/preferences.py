@@ -19,9 +19,8 @@ from nnx.utils import validation as check
 from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from nnx.lm.reference import ReferenceLogProbs
+    from typing_extensions import Self
 
 _OWNER = "NNPreferenceDataset"
 
@@ -100,7 +99,7 @@ class NNPreferenceDataset(NNDatasetBase):
         another tokenizer.
         """
         reference.check_data(self)
-        columns: dict[str, torch.Tensor] = {}
+        columns: dict[str, Any] = {}
         for kind, responses in (("chosen", self._chosen), ("rejected", self._rejected)):
             columns[f"{kind}_ids"], columns[f"{kind}_mask"] = paired_rows(self._prompts, responses)
             columns[f"reference_{kind}"] = getattr(reference, kind)

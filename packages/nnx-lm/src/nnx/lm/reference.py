@@ -55,7 +55,7 @@ class ReferenceLogProbs:
                     pair = (t.to(model.device) for t in paired_rows(prompts, responses))
                     scores[kind].append(sequence_log_probs(model.net, *pair).cpu())
         return ReferenceLogProbs(
-            **{kind: torch.cat(parts) for kind, parts in scores.items()},  # type: ignore[arg-type]
+            **{kind: torch.cat(parts) for kind, parts in scores.items()},
             weights=weights_digest(model.net),
             tokenizer=_tokenizer_digest(dataset),
             data=data_digest(dataset),
@@ -96,7 +96,9 @@ class ReferenceLogProbs:
         except SafetensorError as error:
             raise ValueError(f"{path} is no safetensors file: {error}") from error
         if model is not None:
-            _compare(f"{path}: the weights of the reference", found.weights, weights_digest(model.net))
+            _compare(
+                f"{path}: the weights of the reference", found.weights, weights_digest(model.net)
+            )
         if dataset is not None:
             found.check_data(dataset)
         return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_UNFINISHED = "\ufffd"  # what a decoder shows for a part of a character
+_UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no character (yet)
+_LONGEST = 3  # at most so many of a character's bytes wait for the last one
+_CONTEXT = 8  # tokens before new ones: a decoder may join a token to the one before it
 
 
 class TextStream:
@@ -18,28 +20,25 @@ class TextStream:
 
     def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        # A few tokens of context: a decoder may join a token to the one before it.
-        self._ids = list(context[-8:])
-        self._before = self._decode()
+        self._ids = list(context[-_CONTEXT:])
+        self._given = len(self._decode())  # characters of the last tokens' text
 
     def push(self, token: int) -> str:
         """The text that ``token`` completes; empty while a character is unfinished."""
         self._ids.append(token)
         text = self._decode()
-        if text.endswith(_UNFINISHED):
-            return ""
-        return self._take(text)
+        waiting = min(len(text) - len(text.rstrip(_UNFINISHED)), _LONGEST)
+        piece = text[self._given : len(text) - waiting]
+        self._given += len(piece)
+        if len(self._ids) > 4 * _CONTEXT:
+            self._ids = self._ids[-_CONTEXT:]
+            self._given = len(self._decode()) - (len(text) - self._given)
+        return piece
 
     def finish(self) -> str:
         """What is left, an unfinished character included."""
-        return self._take(self._decode())
-
-    def _take(self, text: str) -> str:
-        piece = text[len(self._before) :]
-        if len(self._ids) > 16:
-            self._ids = self._ids[-8:]
-            text = self._decode()
-        self._before = text
+        text = self._decode()
+        piece, self._given = text[self._given :], len(text)
         return piece
 
     def _decode(self) -> str:

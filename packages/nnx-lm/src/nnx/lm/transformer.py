@@ -23,6 +23,8 @@ class TransformerNN(nn.Module):
     ``lm_head`` and the embedding ``tok_embed`` are one tensor, also after loading.
     """
 
+    class_axis = -1  # of the logits; core scores every position as a row
+
     def __init__(self, params: NNTransformerParams) -> None:
         super().__init__()
         self.params = params

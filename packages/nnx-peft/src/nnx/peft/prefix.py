@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class PrefixTuner(nn.Module):
     """A frozen ``TransformerNN`` whose attention also sees learned keys and values.
 
-    ``prefix_keys.i`` and ``prefix_values.i``, each (n_prefix, n_heads,
+    ``prefix_keys.i`` and ``prefix_values.i``, each (n_prefix, kv_heads,
     head_dim), are the only trainable tensors. They start small and random in
     the dtype and on the device of block ``i``'s attention projection, so the
     output starts near the model's, not equal to it.
@@ -40,9 +40,9 @@ class PrefixTuner(nn.Module):
     def __init__(
         self, model: TransformerNN, *, n_prefix: int = 10, n_layers: int | None = None
     ) -> None:
-        require_transformer(model, "PrefixTuner")
+        transformer = require_transformer(model, "PrefixTuner")
         n_prefix = check.count("PrefixTuner", "n_prefix", n_prefix)
-        blocks = list(model.blocks)
+        blocks = list(transformer.blocks)
         if n_layers is not None:
             n_layers = check.count("PrefixTuner", "n_layers", n_layers, at_most=len(blocks))
         if any(block.attn.kv_prefix is not None for block in blocks):
@@ -54,8 +54,9 @@ class PrefixTuner(nn.Module):
         self.model = model
         self.n_prefix = n_prefix
         targets = blocks[: n_layers or len(blocks)]
-        heads = model.params.n_heads
-        shape = (n_prefix, heads, model.params.d_model // heads)
+        params = transformer.params
+        heads = getattr(params, "kv_heads", params.n_heads)
+        shape = (n_prefix, heads, params.d_model // params.n_heads)
         self.prefix_keys = nn.ParameterList(_new(block, shape) for block in targets)
         self.prefix_values = nn.ParameterList(_new(block, shape) for block in targets)
         model.requires_grad_(False)
@@ -71,6 +72,11 @@ class PrefixTuner(nn.Module):
     def forward_with_cache(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own cached forward pass; the cache never holds the prefix."""
         return self.model.forward_with_cache(*args, **kwargs)
+
+    @property
+    def class_axis(self) -> Any:
+        """Where the model has its classes; see :mod:`nnx.prediction.batches`."""
+        return getattr(self.model, "class_axis", None)
 
     def unpack_batch(self, batch: Any) -> Any:
         return self.model.unpack_batch(batch)
@@ -107,7 +113,7 @@ class _Prefix:
 
 
 def _new(block: Any, shape: tuple[int, ...]) -> nn.Parameter:
-    like = placement_of(block.attn.qkv)
+    like = placement_of(block.attn.w_qkv)
     tensor = torch.empty(shape, dtype=like.dtype, device=like.device)
     return nn.Parameter(nn.init.normal_(tensor, std=0.02))
 

@@ -39,7 +39,7 @@ class PromptTuner(nn.Module):
         super().__init__()
         self.model = model
         self.n_prompt_tokens = n_prompt_tokens
-        like = placement_of(model.tok_emb)
+        like = placement_of(model.tok_embed)
         tensor = torch.empty(
             n_prompt_tokens, model.params.d_model, dtype=like.dtype, device=like.device
         )
@@ -73,9 +73,14 @@ class PromptTuner(nn.Module):
                 f"{self.effective_max_seq_len} tokens fit"
             )
         prompt = self.soft_prompt.expand(batch, -1, -1)
-        x = torch.cat([prompt, self.model.tok_emb(tokens)], dim=1)
+        x = torch.cat([prompt, self.model.tok_embed(tokens)], dim=1)
         logits, kvs = self.model.forward_embeddings(x)
         return logits[:, self.n_prompt_tokens :], kvs
+
+    @property
+    def class_axis(self) -> Any:
+        """Where the model has its classes; see :mod:`nnx.prediction.batches`."""
+        return getattr(self.model, "class_axis", None)
 
     def unpack_batch(self, batch: Any) -> Any:
         return self.model.unpack_batch(batch)

@@ -2,11 +2,12 @@
 
 nnx-lm's ``TransformerNN`` offers it; another decoder does by having
 
-- ``params`` with ``n_heads``, ``d_model`` and ``max_seq_len``,
-- ``tok_emb``, the token embedding,
-- ``blocks``, each with ``attn``, whose fused projection is the Linear ``attn.qkv``,
+- ``params`` with ``n_heads``, ``d_model`` and ``max_seq_len``, and ``kv_heads`` where
+  several query heads share a key and value head,
+- ``tok_embed``, the token embedding,
+- ``blocks``, each with ``attn``, whose fused projection is the Linear ``attn.w_qkv``,
 - ``attn.kv_prefix``, ``None`` by default: when set, ``attn`` calls it at every
-  forward pass for ``(keys, values)``, each (n_prefix, n_heads, head_dim), and
+  forward pass for ``(keys, values)``, each (n_prefix, kv_heads, head_dim), and
   lets every query attend to them before all other keys. They get no rotary
   position and never enter the cache,
 - ``forward_embeddings(x, past_kvs=None) -> (logits, kvs)``: the forward pass from
@@ -22,7 +23,7 @@ import torch
 from nnx.peft.base import AdaptedLayer, floating_weight
 from torch import nn
 
-_REQUIRED = ("params", "tok_emb", "blocks", "forward_embeddings", "forward_with_cache")
+_REQUIRED = ("params", "tok_embed", "blocks", "forward_embeddings", "forward_with_cache")
 
 
 def require_transformer(model: nn.Module, tuner: str) -> Any:
@@ -33,7 +34,7 @@ def require_transformer(model: nn.Module, tuner: str) -> Any:
             attention = getattr(block, "attn", None)
             lacks += [
                 f"blocks.*.attn.{name}"
-                for name in ("qkv", "kv_prefix")
+                for name in ("w_qkv", "kv_prefix")
                 if not hasattr(attention, name)
             ]
     if lacks:
