@@ -7,6 +7,7 @@ import pytest
 import torch
 from nnx import (
     MetricSpec,
+    StreamingMetrics,
     TaskSpec,
     register_metric,
     registered_metrics,
@@ -221,3 +222,17 @@ def test_a_metric_of_a_plugin_is_declared_like_a_built_in(make_model):
         assert found == {"acme.k": 2.0}
     finally:
         unregister_metric("acme.k", 1)
+
+
+def test_the_f1_of_class_1_is_refused_where_there_are_more_than_two_classes(make_model):
+    spec = MetricSpec("f1", config={"average": "binary"})
+    with pytest.raises(ValueError, match="is no score of 3 classes"):
+        check_metrics(make_model(task=TaskSpec.categorical(3)), [spec])
+    with pytest.raises(ValueError, match="is no score of 4 classes"):
+        StreamingMetrics([spec], "categorical", num_outputs=4)
+    check_metrics(make_model(task=TaskSpec.categorical(2)), [spec])
+    # Where the model does not say, the first batch does.
+    stream = StreamingMetrics([spec], "categorical")
+    with pytest.raises(ValueError, match="there are 3 classes"):
+        stream.update_logits(torch.tensor([0]), torch.zeros(1, 3))
+    assert stream.count == 0

@@ -166,3 +166,11 @@ def test_an_unknown_mode_in_a_record_is_refused():
         ResolvedPrecision.from_record(
             {"requested": "fp32", "effective": "fp8", "device_type": "cpu"}
         )
+
+
+def test_a_resolved_precision_is_a_value():
+    first, again = (PrecisionPolicy("bf16").resolve("cpu") for _ in range(2))
+    assert first == again
+    assert len({first, again}) == 1
+    with pytest.raises(TypeError):
+        first.tf32["matmul"] = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from nnx import MonitorSpec, NNSchedulerParams, Schedulers
-from nnx.schedulers import Horizon, build_scheduler, planned_updates, schedule_horizon
+from nnx.schedulers import Horizon, build_scheduler, call_builder, planned_updates, schedule_horizon
 from torch.optim import lr_scheduler
 
 PLATEAU = {"min_lr": 1e-4, "factor": 0.5, "patience": 2, "cooldown": 1, "threshold": 1e-3}
@@ -162,3 +162,20 @@ def test_one_cycle_peaks_at_each_groups_own_rate_when_no_peak_is_named():
     p = params(kind=Schedulers.ONE_CYCLE, total_steps=10)
     build_scheduler(opt, p, schedule_horizon(p, n_epochs=10))
     assert [group["max_lr"] for group in opt.param_groups] == [0.1, 0.01]
+
+
+def test_an_override_takes_what_it_names():
+    asked = params(kind=Schedulers.STEP, step_size=2)
+    horizon, monitor = Horizon(steps=2), MonitorSpec("loss")
+    seen = {
+        "two": lambda optimizer, params: (params,),
+        "horizon": lambda optimizer, params, horizon: (params, horizon),
+        "monitor": lambda optimizer, params, *, monitor=None: (params, monitor),
+        "named": lambda optimizer, params, **rest: (params, *rest.values()),
+        "all": lambda *arguments: arguments[1:],
+    }
+    found = {name: call_builder(f, None, asked, horizon, monitor) for name, f in seen.items()}
+    assert found == {
+        "two": (asked,), "horizon": (asked, horizon), "monitor": (asked, monitor),
+        "named": (asked, horizon, monitor), "all": (asked, horizon, monitor),
+    }  # fmt: skip

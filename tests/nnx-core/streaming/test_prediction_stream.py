@@ -241,3 +241,10 @@ def test_probabilities_are_kept_or_the_join_is_refused(model):
         with pytest.raises(ValueError, match="with probabilities and predictions without"):
             concatenate_predictions(parts)
     assert concatenate_predictions([without, without]).probabilities is None
+
+
+def test_a_batch_is_as_long_as_it_has_rows(model):
+    assert [len(batch) for batch in model_stream(model)] == [
+        len(b) for b in model_stream(model, spec=SPEC)
+    ]
+    assert sum(map(len, model_stream(model))) == len(X)

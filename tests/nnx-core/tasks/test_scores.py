@@ -204,3 +204,11 @@ def test_a_table_grows_to_the_classes_it_meets_and_keeps_its_counts():
     assert counts.count == 4
     assert counts.scores() == (1.0, 1.0, 1.0, 1.0)
     assert len(counts.arrays()[0]) == 12
+
+
+def test_the_score_of_class_1_needs_two_classes():
+    with pytest.raises(ValueError, match="scores class 1 against class 0, but there are 3"):
+        classification_scores([0, 1, 2], [0, 1, 1], "binary")
+    with pytest.raises(ValueError, match="there are 3"):
+        NNEvaluationDataPoint.of(np.array([0, 1, 2]), np.array([0, 1, 1]), average="binary")
+    assert classification_scores([0, 1, 1], [0, 1, 0], "binary").recall == 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import nnx
 import numpy as np
 import pytest
 from nnx.utils import validation as check
@@ -80,3 +81,68 @@ def test_flags_texts_and_instances():
     ):
         with pytest.raises(ValueError, match=r"X\.f must be"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("refused", "wrong_type"),
+    [
+        (lambda: check.real("X", "f", "0.1"), True),
+        (lambda: check.real("X", "f", True), True),
+        (lambda: check.real("X", "f", float("nan")), False),
+        (lambda: check.real("X", "f", -1, at_least=0), False),
+        (lambda: check.count("X", "n", 2.0), True),
+        (lambda: check.count("X", "n", 0), False),
+        (lambda: check.integer("X", "n", "1"), True),
+        (lambda: check.flag("X", "f", 1), True),
+        (lambda: check.text("X", "t", None), True),
+        (lambda: check.text("X", "t", ""), False),
+        (lambda: check.choice("X", "c", 3, ("a", "b")), True),
+        (lambda: check.choice("X", "c", "z", ("a", "b")), False),
+        (lambda: check.instance("X", "i", 3, str), True),
+        (lambda: nnx.NNModel(None, "no params"), True),
+    ],
+)
+def test_a_wrong_type_is_a_type_error_and_a_refusal_like_every_other(refused, wrong_type):
+    with pytest.raises(ValueError) as refusal:
+        refused()
+    assert isinstance(refusal.value, TypeError) is wrong_type
+
+
+@pytest.mark.parametrize("id", ["bad id", "bad\nid", " bad", "bad\t", "", "\x7f", "a\u2028b"])
+def test_an_id_is_one_word(id):
+    makers = (
+        lambda: nnx.MetricSpec(id),
+        lambda: nnx.ModelSpec(id, 1),
+        lambda: nnx.OptimizerFactorySpec(id, 1),
+        lambda: nnx.NNCheckpointTransform(name=id),
+        lambda: nnx.register_metric(id, 1, dict, input="labels", mode="min"),
+        lambda: nnx.register_model_factory(id, 1, dict),
+    )
+    for make in makers:
+        with pytest.raises(ValueError, match=r"must be (an id without spaces|a non-empty string)"):
+            make()
+    assert str(nnx.MetricSpec("team/kappa.v2")) == "team/kappa.v2@v1"
+
+
+@pytest.mark.parametrize("name", ["two\nlines", " ends", "ends ", "\t"])
+def test_a_name_is_one_line(name):
+    for make in (lambda: nnx.MetricSpec("nll", name=name), lambda: nnx.ComponentSpec(name)):
+        with pytest.raises(
+            ValueError, match="(without line breaks or spaces at its ends|a non-empty string)"
+        ):
+            make()
+    assert nnx.MetricSpec("nll", name="held-out loss").label == "held-out loss"
+
+
+@pytest.mark.parametrize("salt", ["", " ", "\n"])
+def test_a_salt_is_not_blank(salt):
+    with pytest.raises(ValueError, match="salt must be a"):
+        check.salt("train()", "salt", salt)
+    assert check.salt("train()", "salt", "replicate 2") == "replicate 2"
+
+
+def test_a_registered_spec_reads_as_its_id_and_version():
+    for spec in (nnx.ModelSpec("acme.net", 3), nnx.OptimizerFactorySpec("acme.net", 3),
+                 nnx.MetricSpec("acme.net", 3)):  # fmt: skip
+        assert str(spec) == f"{spec}" == "acme.net@v3"
+        assert repr(spec).startswith(type(spec).__name__)

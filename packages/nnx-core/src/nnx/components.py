@@ -13,7 +13,6 @@ strings, booleans, ``None`` and dicts, lists and tuples of those.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -22,6 +21,7 @@ import torch
 
 from nnx.params.component import ComponentSpec
 from nnx.records import ResumeStatus
+from nnx.utils.caller import warn_caller
 
 __all__ = [
     "COMPONENT_STATE_VERSION",
@@ -183,11 +183,10 @@ class ComponentRegistry:
         """
         if saved is None:
             if self._components:
-                warnings.warn(
+                warn_caller(
                     "the checkpoint was written without component state; these components start "
                     f"fresh: {', '.join(self.names)}",
                     RuntimeWarning,
-                    stacklevel=2,
                 )
             return self.fresh_plan()
         if not isinstance(saved, Mapping):
@@ -235,11 +234,10 @@ class ComponentRegistry:
                     before[name], version=self._specs[name].version
                 )
             except Exception as error:
-                warnings.warn(
+                warn_caller(
                     f"component {name!r} could not be rolled back after a failed restore: "
                     f"{type(error).__name__}: {error}",
                     RuntimeWarning,
-                    stacklevel=3,
                 )
 
     def _free_name(self, spec: ComponentSpec) -> str:

@@ -37,6 +37,7 @@ from nnx.plugins.registry import UnknownIdError
 from nnx.prediction import PredictionResult, PredictResult, ProbabilitySpec, inference
 from nnx.tasks import TaskAdapter, task_adapter
 from nnx.utils.files import atomic_write
+from nnx.utils.validation import WrongTypeError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -164,7 +165,10 @@ class NNModel:
         horizon: Any,
         monitor: Any = None,
     ) -> Any:
-        """The learning-rate scheduler of an optimizer. Override it for one of your own."""
+        """The learning-rate scheduler of an optimizer. Override it for one of your own.
+
+        An override may leave out ``monitor``, or ``horizon`` and ``monitor``.
+        """
         from nnx.schedulers import build_scheduler
 
         return build_scheduler(optimizer, params, horizon, monitor=monitor)
@@ -300,7 +304,7 @@ def _checked_params(
     net_params: NNParams | None, params: NNModelParams | None, module: torch.nn.Module | None
 ) -> NNModelParams:
     if not isinstance(params, NNModelParams):
-        raise ValueError(f"NNModel needs params, an NNModelParams, not {type(params).__name__}")
+        raise WrongTypeError(f"NNModel needs params, an NNModelParams, not {type(params).__name__}")
     if module is not None:
         return _runtime_params(net_params, params, module)
     if params.net is None:
@@ -317,7 +321,7 @@ def _checked_params(
         if net_params is not None:
             raise ValueError("a model built from a ModelSpec takes no net_params")
     elif not isinstance(net_params, NNParams):
-        raise ValueError(
+        raise WrongTypeError(
             f"Nets.{params.net.name} needs net_params, an NNParams, not {type(net_params).__name__}"
         )
     else:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nnx.params.precision import (
@@ -23,6 +22,7 @@ from nnx.params.precision import (
     PrecisionPolicy,
     PrecisionUnsupportedError,
 )
+from nnx.utils.jsonlike import FrozenDict
 
 if TYPE_CHECKING:  # the record of a run is read without torch
     import torch
@@ -92,7 +92,7 @@ class ResolvedPrecision:
                     f"ResolvedPrecision.{name} must be one of {', '.join(PRECISION_MODES)}, "
                     f"not {getattr(self, name)!r}"
                 )
-        object.__setattr__(self, "tf32", MappingProxyType(dict(self.tf32)))
+        object.__setattr__(self, "tf32", FrozenDict(self.tf32))
         if self.covers is not None:
             object.__setattr__(self, "covers", tuple(self.covers))
 

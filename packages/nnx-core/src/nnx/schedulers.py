@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,6 +123,26 @@ class WarmupDecay:
 
 def _kind(params: NNSchedulerParams) -> Schedulers:
     return Schedulers.REDUCE_LR_ON_PLATEAU if params.kind is None else params.kind
+
+
+def call_builder(
+    build: Callable[..., Any],
+    optimizer: torch.optim.Optimizer,
+    params: NNSchedulerParams,
+    horizon: Horizon,
+    monitor: MonitorSpec | None,
+) -> Any:
+    """A model's ``_build_scheduler``, with what it takes.
+
+    An override may leave out ``monitor``, or ``horizon`` and ``monitor``.
+    """
+    takes = inspect.signature(build).parameters
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in takes.values()):
+        return build(optimizer, params, horizon, monitor)
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values()):
+        return build(optimizer, params, horizon=horizon, monitor=monitor)
+    further = {"horizon": horizon, "monitor": monitor}
+    return build(optimizer, params, **{n: v for n, v in further.items() if n in takes})
 
 
 def _horizon(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from nnx.monitors import MonitorSpec, MonitorTracker
 from nnx.params import MetricSpec
 from nnx.params.component import ComponentSpec
 from nnx.utils import validation as check
+from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
     from nnx.engine.callback_context import CallbackContext as _CallbackContext
@@ -184,11 +184,10 @@ class EarlyStopping(Callback):
             missing = f"there is no {record}"
             if record == "val_edp":
                 missing += " (no validation loader?)"
-        warnings.warn(
+        warn_caller(
             f"EarlyStopping watches {watched}, but {missing}; epochs without it do not count "
             "toward patience",
             RuntimeWarning,
-            stacklevel=2,
         )
 
     def _identity(self) -> dict[str, Any]:

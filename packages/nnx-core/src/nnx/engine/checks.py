@@ -18,6 +18,7 @@ from nnx.models import check_topology, check_wrapped_weights, state_topology
 from nnx.monitors import check_metrics
 from nnx.objectives import check_step_precision, check_update_owner
 from nnx.params import MonitorSpec, NNTrainerParams, NNTrainParams, RuntimeModule
+from nnx.utils import validation as check
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
@@ -32,7 +33,7 @@ def check_arguments(request: FitRequest) -> None:
     params = request.params
     if not isinstance(params, kind):
         given = "None" if params is None else type(params).__name__
-        raise ValueError(f"params must be an {kind.__name__}, not {given}")
+        raise check.WrongTypeError(f"params must be an {kind.__name__}, not {given}")
     if params.train_loader is None:
         raise ValueError(
             "params.train_loader is None: training needs a loader (with_train_loader(...))"
@@ -55,8 +56,8 @@ def check_arguments(request: FitRequest) -> None:
             "Trainer.train has no default step: pass a trainer_step_fn, which steps each named "
             "optimizer itself, or an objective for the update engine"
         )
-    if request.salt is not None and (not isinstance(request.salt, str) or not request.salt):
-        raise ValueError(f"salt must be a non-empty string or None, not {request.salt!r}")
+    if request.salt is not None:
+        check.salt("train()", "salt", request.salt)
 
 
 def _is_empty(loader: Any) -> bool:

@@ -257,7 +257,7 @@ def _clocks(
     request: FitRequest, optimizers: Mapping[str, Any], point: Any
 ) -> dict[str, SchedulerClock]:
     """A scheduler and its clock for every optimizer."""
-    from nnx.schedulers import check_horizon, schedule_horizon
+    from nnx.schedulers import call_builder, check_horizon, schedule_horizon
 
     params, trainer = request.params, request.trainer is not None
     automatic = not trainer or params.auto_step_schedulers
@@ -273,8 +273,8 @@ def _clocks(
         horizon = schedule_horizon(schedule, n_epochs=params.n_epochs, updates=updates, owner=name)
         if automatic and schedule.kind is not None:
             check_horizon(schedule.kind, schedule, horizon, n_epochs=params.n_epochs, owner=name)
-        scheduler = request.model._build_scheduler(
-            optimizers[name], schedule, horizon, monitor=monitor
+        scheduler = call_builder(
+            request.model._build_scheduler, optimizers[name], schedule, horizon, monitor
         )
         clocks[name] = SchedulerClock(
             scheduler, schedule, horizon, owner=name if trainer else None, automatic=automatic,

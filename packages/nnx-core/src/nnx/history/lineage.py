@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from nnx.store.errors import ResumePointError
 from nnx.store.history_of import iterate_committed, iterate_history
 from nnx.store.paths import BEST_POINTER, RunPaths
 from nnx.store.yamlio import read_yaml
+from nnx.utils.caller import warn_caller
 
 
 def iter_history(
@@ -139,4 +139,4 @@ def _resume_status(paths: RunPaths) -> ResumeStatus | None:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    warn_caller(message, RuntimeWarning)

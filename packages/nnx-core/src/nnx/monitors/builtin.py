@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from nnx.monitors.registry import MetricDefinition
 from nnx.tasks.counts import ClassCounts, wide
-from nnx.tasks.scores import check_average
+from nnx.tasks.scores import check_average, check_binary
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -150,6 +150,8 @@ class F1(BuiltinAccumulator):
 
     def expect(self, width: int, *, trusted: bool) -> None:
         """How many classes there are; see :meth:`ClassCounts.expect`."""
+        if self._average == "binary":
+            check_binary(width)
         self._counts.expect(width, trusted=trusted)
 
     def update(self, target: Any, prediction: Any, valid: Any = None) -> None:

@@ -10,7 +10,8 @@ import torch
 from nnx.models import Model
 from nnx.monitors.views import Views, feed
 from nnx.params.registered import MetricSpec
-from nnx.tasks.semantics import BERNOULLI, Semantics
+from nnx.tasks.adapters import known_width
+from nnx.tasks.semantics import BERNOULLI, CATEGORICAL, Semantics
 
 _NEEDS = {
     "labels": "decoded labels need a classification model",
@@ -36,14 +37,24 @@ def check_metrics(
     whatever they read. ``continuable``: also refuse a metric whose sums over an
     epoch could not be saved inside it.
     """
-    check_inputs(metrics, Semantics.of(model) if computed else None, owner=owner)
+    semantics = Semantics.of(model) if computed else None
+    check_inputs(metrics, semantics, owner=owner, width=known_width(model) if computed else None)
     if continuable:
         for spec in metrics:
             _refuse_stateless(spec, spec.accumulator())
 
 
-def check_inputs(metrics: Iterable[MetricSpec], semantics: Semantics | None, *, owner: str) -> None:
-    """The same for outputs of known semantics. Runs no metric code but its config check."""
+def check_inputs(
+    metrics: Iterable[MetricSpec],
+    semantics: Semantics | None,
+    *,
+    owner: str,
+    width: int | None = None,
+) -> None:
+    """The same for outputs of known semantics, ``width`` of them if that is known.
+
+    Runs no metric code but its config check.
+    """
     names: set[str] = set()
     if isinstance(metrics, (MetricSpec, str)):
         raise TypeError(f"{owner} must be a sequence of MetricSpec, not one {metrics!r}")
@@ -64,9 +75,14 @@ def check_inputs(metrics: Iterable[MetricSpec], semantics: Semantics | None, *, 
                 f"{where} reads {definition.input}, which {kind} outputs do not have: "
                 f"{_NEEDS[definition.input]}"
             )
-        if kind == BERNOULLI and (spec.id, spec.version) == ("f1", 1):
+        if (spec.id, spec.version) == ("f1", 1):
             average = spec.config.get("average", "macro")
-            if average != "binary":
+            if kind == CATEGORICAL and average == "binary" and width is not None and width > 2:
+                raise ValueError(
+                    f"{where}: the F1 of class 1 against class 0 is no score of {width} classes; "
+                    'choose the average "macro", "micro" or "weighted"'
+                )
+            if kind == BERNOULLI and average != "binary":
                 raise ValueError(
                     f'{where}: multilabel F1 needs config={{"average": "binary"}}, the F1 of the '
                     f"positive decisions over every output; {average!r} is not available"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from nnx.params.component import ComponentSpec
 from nnx.params.monitor import MonitorRecord as MonitorRecord
 from nnx.params.monitor import MonitorSpec as MonitorSpec
 from nnx.params.registered import MetricSpec as MetricSpec
+from nnx.utils.caller import warn_caller
 
 COMPONENT = "nnx.monitor"
 _IDENTITY = ("metric", "split", "mode", "min_delta")
@@ -49,11 +49,10 @@ class MonitorTracker:
             self._refuse(spec.on_missing, f"has no value in epoch {epoch}")
             if self._warn_missing:
                 self._warn_missing = False
-                warnings.warn(
+                warn_caller(
                     f"the monitor {spec.key} has no value in epoch {epoch}; epochs without one "
                     "decide nothing",
                     RuntimeWarning,
-                    stacklevel=3,
                 )
             return MonitorRecord(monitor=spec, value=None, status="missing", improved=False)
         value = float(value)

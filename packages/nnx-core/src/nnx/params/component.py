@@ -25,8 +25,7 @@ class ComponentSpec:
 
     def __post_init__(self) -> None:
         owner = "ComponentSpec"
-        if not check.text(owner, "name", self.name).strip():
-            check.refuse(owner, "name", self.name, "a non-empty string")
+        check.name(owner, "name", self.name)
         check.count(owner, "version", self.version)
         for field in ("required", "numbered"):
             check.flag(owner, field, getattr(self, field))

@@ -25,7 +25,7 @@ class _Registered:
         owner = type(self).__name__
         put(
             self,
-            id=check.text(owner, "id", self.id),
+            id=check.identifier(owner, "id", self.id),
             version=check.count(owner, "version", self.version),
             config=freeze_mapping(self.config, f"{owner}.config"),
         )
@@ -34,6 +34,9 @@ class _Registered:
     def versioned_id(self) -> str:
         """``"acme.lion@v1"``: how it is shown."""
         return f"{self.id}@v{self.version}"
+
+    def __str__(self) -> str:
+        return self.versioned_id
 
     def state(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -160,7 +163,7 @@ class MetricSpec(_Registered):
     def __post_init__(self) -> None:
         _Registered._check(self)
         if self.name is not None:
-            put(self, name=check.text("MetricSpec", "name", self.name))
+            put(self, name=check.name("MetricSpec", "name", self.name))
 
     @property
     def label(self) -> str:
@@ -225,7 +228,7 @@ class NNCheckpointTransform:
         owner = "NNCheckpointTransform"
         put(
             self,
-            name=check.text(owner, "name", self.name),
+            name=check.identifier(owner, "name", self.name),
             version=check.count(owner, "version", self.version),
             options=freeze_mapping(self.options, f"{owner}.options"),
         )

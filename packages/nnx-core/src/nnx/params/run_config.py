@@ -50,7 +50,7 @@ class RunConfig(YamlFile):
         if isinstance(self.model.net, Nets):
             check_net_params(self.model.net, self.net)
         if self.salt is not None:
-            put(self, salt=check.text(owner, "salt", self.salt))
+            put(self, salt=check.salt(owner, "salt", self.salt))
         put(self, transforms=tuple(self.transforms))
         for index, transform in enumerate(self.transforms):
             check.instance(owner, f"transforms[{index}]", transform, NNCheckpointTransform)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from nnx.plugins import siblings
+from nnx.utils import validation as check
 
 T = TypeVar("T")
 Key = tuple[str, int]
@@ -144,11 +145,8 @@ class Registry(Generic[T]):
         return key in self._entries
 
     def _key(self, id: str, version: int) -> Key:
-        if not isinstance(id, str) or not id:
-            raise ValueError(f"a {self.kind} id must be a non-empty string, not {id!r}")
-        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-            raise ValueError(f"a {self.kind} version must be an integer >= 1, not {version!r}")
-        return id, version
+        owner = f"a {self.kind}"
+        return check.identifier(owner, "id", id), check.count(owner, "version", version)
 
     def _unknown(self, key: Key) -> str:
         id, _ = key

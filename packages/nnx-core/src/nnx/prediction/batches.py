@@ -9,7 +9,6 @@ as a language model's (B, T, vocab), whose every position is a row to score.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 
 from nnx.models import Model, adapter_for
 from nnx.precision import inference_precision
+from nnx.utils.caller import warn_caller
 
 
 def forward_batch(model: Model, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,11 +118,10 @@ class SampleIds:
             return _checked(batch.n_id[:seeds], rows)
         if self._shuffles:
             self._shuffles = False
-            warnings.warn(
+            warn_caller(
                 "sample_ids are iteration positions, but this DataLoader shuffles: they do not "
                 "identify rows of the dataset. Predict over a loader with shuffle=False.",
                 UserWarning,
-                stacklevel=4,
             )
         ids = np.arange(self._position, self._position + rows)
         self._position += rows

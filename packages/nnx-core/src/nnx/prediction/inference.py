@@ -23,7 +23,7 @@ from nnx.prediction.result import (
 from nnx.prediction.spec import PredictionValidationError, ProbabilitySpec
 from nnx.records import NNEvaluationDataPoint
 from nnx.tasks.accumulator import ScoreAccumulator, task_record
-from nnx.tasks.adapters import writes_sequences
+from nnx.tasks.adapters import known_width
 from nnx.tasks.counts import tensor_of, wide
 from nnx.tasks.decoding import decode_batch
 from nnx.tasks.losses import supervised_terms
@@ -192,11 +192,9 @@ def _check_declared(model: Model, spec: ProbabilitySpec) -> None:
     """Refuse what no output of this model can fit, as far as the model says."""
     if spec.class_axis == 0:
         spec.resolve_class_axis(2)
-    width, adapter = None, model.task_adapter
-    if adapter is not None and spec.class_axis == 1:
-        width = adapter.spec.num_outputs
-    elif not writes_sequences(model.params.net) and spec.class_axis in (1, -1):
-        width = getattr(model.net_params, "output_dim", None)  # of a net whose output is (N, C)
+    # The outputs of a built-in net are (N, C), so that their last axis is axis 1.
+    second = spec.class_axis == 1 or (spec.class_axis == -1 and model.net_params is not None)
+    width = known_width(model) if second else None
     if None not in (width, spec.labels) and width != len(spec.labels or ()):
         raise PredictionValidationError(
             f"the spec names {len(spec.labels or ())} labels but the model has {width} outputs"

@@ -42,6 +42,10 @@ class PredictionResult:
     sample_ids: np.ndarray
     spec: ProbabilitySpec | None
 
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.logits)
+
     @property
     def kind(self) -> str:
         """ "categorical", "bernoulli" or "regression"."""

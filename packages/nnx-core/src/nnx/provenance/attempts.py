@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import uuid
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
@@ -13,6 +12,7 @@ from typing import Any
 
 from nnx.provenance.manifest import ExperimentManifest
 from nnx.utils import files as fs
+from nnx.utils.caller import warn_caller
 from nnx.utils.jsonlike import thaw
 
 STATUSES = ("running", "completed", "failed", "cancelled")
@@ -121,10 +121,9 @@ class AttemptRecorder:
         try:
             self._end(status, record, compile)
         except Exception as problem:
-            warnings.warn(
+            warn_caller(
                 f"the {status} attempt could not be recorded: {problem}",
                 RuntimeWarning,
-                stacklevel=2,
             )
 
     def remove(self) -> None:

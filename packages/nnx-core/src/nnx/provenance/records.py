@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from nnx.params.base import field_names
 from nnx.provenance.attempts import ATTEMPT_FILE, ATTEMPT_FORMAT, PROVENANCE_FILE, Attempt
 from nnx.provenance.manifest import FORMAT, ExperimentManifest, canonical_bytes
 from nnx.store.paths import RunPaths
+from nnx.utils.caller import warn_caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def _read(path: str, decode: Any) -> Any:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        warnings.warn(f"{path} is ignored: {reason}", RuntimeWarning, stacklevel=4)
+        warn_caller(f"{path} is ignored: {reason}", RuntimeWarning)
         return None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from nnx.store import manifest
 from nnx.store.errors import ForeignFileError, ResumePointError
 from nnx.store.paths import LAST, PointFiles, RunPaths
+from nnx.utils.caller import warn_caller
 
 NOTHING = -1  # no epoch is committed
 _TRIES = 5
@@ -70,11 +70,10 @@ def _read_record(path: str) -> Mapping[str, Any] | None:
     try:
         checkpoint = NNCheckpoint.from_file(path)
     except ForeignFileError:
-        warnings.warn(
+        warn_caller(
             f"{path} was not written as plain data and is not read; the run's whole "
             f"history is shown",
             RuntimeWarning,
-            stacklevel=2,
         )
         return None
     if checkpoint is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Iterator
 
 from nnx.records import NNIterationDataPoint
@@ -12,6 +11,7 @@ from nnx.store import idps_csv
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.errors import HistoryCorruptionError
 from nnx.store.paths import RunPaths
+from nnx.utils.caller import warn_caller
 
 
 def has_journal(paths: RunPaths) -> bool:
@@ -32,12 +32,11 @@ def read_history(paths: RunPaths) -> list[NNIterationDataPoint] | None:
     """
     last = committed_epoch(paths)
     if last == NOTHING and lost_last(paths):
-        warnings.warn(
+        warn_caller(
             f"{paths.dir} has no checkpoints/last.pt, which says how far its history counts; "
             f"nothing of it is shown. It holds more than one epoch, so there was one: restore it, "
             f"or remove {paths.marker} to see every recorded row",
             RuntimeWarning,
-            stacklevel=4,
         )
     if has_journal(paths):
         from nnx.history.reading import Journal

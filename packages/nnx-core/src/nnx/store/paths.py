@@ -10,6 +10,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from nnx.utils.validation import WrongTypeError
+
 BEST_POINTER = "best"
 STEP = "step"  # the tag of the point inside an epoch
 LAST = "last"
@@ -27,7 +29,7 @@ def runs_root(root: str | os.PathLike[str] | None = None) -> str:
 def check_name(name: object, what: str) -> str:
     """``name`` if it is one plain path component; ``ValueError`` says why not."""
     if not isinstance(name, str):
-        raise ValueError(f"{what} must be a string, not {type(name).__name__}")
+        raise WrongTypeError(f"{what} must be a string, not {type(name).__name__}")
     if not name or name.startswith(".") or name != name.strip() or name.endswith("."):
         raise ValueError(f"{what} {name!r} is not a plain name")
     if _FORBIDDEN.search(name):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,8 @@ from nnx.store.errors import RunBusyError
 from nnx.store.history_of import has_journal, read_history
 from nnx.store.paths import RunPaths, check_run_id, runs_root
 from nnx.store.yamlio import read_yaml, write_yaml
+from nnx.utils import validation as check
+from nnx.utils.caller import warn_caller
 from nnx.utils.folders import make_folder
 from nnx.utils.locks import locked
 
@@ -63,8 +64,8 @@ class NNRun:
     _stored_id: tuple[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.salt is not None and (not isinstance(self.salt, str) or not self.salt):
-            raise ValueError(f"NNRun.salt must be a non-empty string or None, not {self.salt!r}")
+        if self.salt is not None:
+            check.text("NNRun", "salt", self.salt)  # a stored run's id is what it is
         object.__setattr__(self, "transforms", tuple(self.transforms))
 
     @property
@@ -146,7 +147,7 @@ class NNRun:
             try:
                 runs.append(_read(paths))
             except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-                warnings.warn(f"{paths.dir} is left out: {error}", RuntimeWarning, stacklevel=2)
+                warn_caller(f"{paths.dir} is left out: {error}", RuntimeWarning)
         return runs
 
     def checkpoints(self, root: str | None = None) -> list[NNCheckpoint | None]:
@@ -239,7 +240,7 @@ def read_metadata(paths: RunPaths) -> dict[str, Any]:
     try:
         return read_yaml(paths.metadata)
     except (ValueError, OSError) as error:
-        warnings.warn(f"{error}; it is ignored", RuntimeWarning, stacklevel=3)
+        warn_caller(f"{error}; it is ignored", RuntimeWarning)
         return {}
 
 
@@ -251,11 +252,10 @@ def _told(paths: RunPaths, metadata: Mapping[str, Any], key: str, read: Any) -> 
         return read(metadata[key])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        warnings.warn(
+        warn_caller(
             f"{paths.metadata}: what it says under {key!r} is not understood and is ignored "
             f"({reason})",
             RuntimeWarning,
-            stacklevel=4,
         )
         return None
 

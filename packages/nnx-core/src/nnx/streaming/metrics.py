@@ -80,7 +80,9 @@ class StreamingMetrics:
                 check.refuse(owner, "ignore_index", ignore_index, f"None for {semantics}")
         self._semantics = Semantics(semantics, threshold, ignore_index)
         self._num_outputs = num_outputs
-        check_inputs(self._metrics, self._semantics, owner=f"{owner}.metrics")
+        check_inputs(
+            self._metrics, self._semantics, owner=f"{owner}.metrics", width=self._num_outputs
+        )
         self._materialize = materialize
         self._parts: list[Any] = [self._part(i, spec) for i, spec in enumerate(self._metrics)]
         self._count = 0

@@ -29,6 +29,10 @@ class PredictionBatch:
     classes: np.ndarray
     sample_ids: np.ndarray
 
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.logits)
+
 
 class PredictionStream:
     """A context-managed, single-use iterator of predicted batches.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nnx.models import Model
 from nnx.params.task import TaskSpec
 from nnx.tasks import losses
 from nnx.tasks.counts import tensor_of
@@ -374,6 +375,16 @@ _ADAPTERS: dict[str, type[TaskAdapter]] = {
 def writes_sequences(net: Any) -> bool:
     """Whether a net of ``Nets`` has an output for each token or patch, not one for each row."""
     return getattr(net, "value", None) in ("transformer", "vit")
+
+
+def known_width(model: Model) -> int | None:
+    """How many classes, labels or targets axis 1 of the outputs has, as far as a model says."""
+    adapter = model.task_adapter
+    if adapter is not None and adapter.spec.num_outputs is not None:
+        return int(adapter.spec.num_outputs)
+    if model.net_params is None or writes_sequences(model.params.net):
+        return None
+    return getattr(model.net_params, "output_dim", None)
 
 
 def task_adapter(spec: TaskSpec) -> TaskAdapter:

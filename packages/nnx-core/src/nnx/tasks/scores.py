@@ -36,7 +36,7 @@ def classification_scores(y_true: Any, y_pred: Any, average: str = "macro") -> S
     ``y_true`` and ``y_pred`` are both ``(N,)`` (or ``(N, 1)``) class labels of
     any kind, or both ``(N, L)`` 0/1 indicators, whose accuracy is that of
     complete rows. ``average`` is ``"macro"``, ``"micro"``, ``"weighted"`` or
-    ``"binary"`` (the class 1 alone; all indicators pooled).
+    ``"binary"`` (the class 1 of at most two labels; all indicators pooled).
     Raises ``ValueError`` on other shapes, differing lengths and continuous
     values.
     """
@@ -64,6 +64,7 @@ def classification_scores(y_true: Any, y_pred: Any, average: str = "macro") -> S
         np.bincount(true, minlength=size),
     )
     if average == "binary":
+        check_binary(len(labels))
         counts = tuple(c[labels == 1] for c in counts)
         average = "micro"
     return Scores(float(hits.mean()), *averaged(*counts, average))
@@ -73,6 +74,15 @@ def check_average(average: str) -> None:
     """Refuse an average that is not one of :data:`AVERAGES`."""
     if average not in AVERAGES:
         raise ValueError(f"average must be one of {', '.join(AVERAGES)}, not {average!r}")
+
+
+def check_binary(classes: int) -> None:
+    """Refuse the score of class 1 where there is a class beside it and its opposite."""
+    if classes > 2:
+        raise ValueError(
+            f"the average 'binary' scores class 1 against class 0, but there are {classes} "
+            'classes; choose "macro", "micro" or "weighted"'
+        )
 
 
 def ratio(numerator: Any, denominator: Any) -> NDArray[np.float64]:
@@ -121,6 +131,7 @@ def class_scores(
         return NOTHING
     accuracy = float(true_positive.sum() / actual.sum())
     if average == "binary":
+        check_binary(int(np.flatnonzero(present)[-1]) + 1)
         present, average = np.arange(len(present)) == 1, "micro"
     counts = (true_positive[present], predicted[present], actual[present])
     return Scores(accuracy, *averaged(*counts, average))

@@ -1,7 +1,8 @@
 """The few checks that every configuration shares.
 
 Each check returns the value to store and raises a ``ValueError`` that names the
-owner (a class or function), the field, the value and the accepted domain. A
+owner (a class or function), the field, the value and the accepted domain; of a
+value of the wrong type it is a ``TypeError`` too (:class:`WrongTypeError`). A
 number may be any ``numbers.Real`` / ``numbers.Integral``, NumPy's included, and
 is stored as a plain ``int`` or ``float``; booleans, numeric strings, NaN and
 infinities are never numbers here.
@@ -12,10 +13,12 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import re
 import reprlib
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
@@ -28,8 +31,18 @@ def show(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-def refuse(owner: str, field: str, value: Any, domain: str) -> NoReturn:
-    raise ValueError(f"{owner}.{field} must be {domain}, not {show(value)}")
+class WrongTypeError(TypeError, ValueError):
+    """A configuration of the wrong type: a ``TypeError``, and a refusal like every other."""
+
+
+def refuse(
+    owner: str, field: str, value: Any, domain: str, error: type[ValueError] = ValueError
+) -> NoReturn:
+    raise error(f"{owner}.{field} must be {domain}, not {show(value)}")
+
+
+def refuse_type(owner: str, field: str, value: Any, domain: str) -> NoReturn:
+    refuse(owner, field, value, domain, WrongTypeError)
 
 
 def real(
@@ -55,8 +68,9 @@ def real(
         or (at_most is not None and number > at_most)
         or (below is not None and number >= below)
     ):
-        domain = _interval(at_least, above, at_most, below)
-        refuse(owner, field, value, f"a finite real number{domain}")
+        domain = f"a finite real number{_interval(at_least, above, at_most, below)}"
+        numeric = is_number(value) and not isinstance(value, bool)
+        refuse(owner, field, value, domain, ValueError if numeric else WrongTypeError)
     return number
 
 
@@ -65,8 +79,11 @@ def count(
 ) -> int:
     """An integer (never a boolean, never a float) in the given interval."""
     number = _plain_integer(value)
-    if number is None or number < at_least or (at_most is not None and number > at_most):
-        refuse(owner, field, value, f"an integer{_interval(at_least, None, at_most, None)}")
+    domain = f"an integer{_interval(at_least, None, at_most, None)}"
+    if number is None:
+        refuse_type(owner, field, value, domain)
+    if number < at_least or (at_most is not None and number > at_most):
+        refuse(owner, field, value, domain)
     return number
 
 
@@ -74,7 +91,7 @@ def integer(owner: str, field: str, value: Any) -> int:
     """Any integer that is not a boolean."""
     number = _plain_integer(value)
     if number is None:
-        refuse(owner, field, value, "an integer")
+        refuse_type(owner, field, value, "an integer")
     return number
 
 
@@ -84,14 +101,42 @@ def flag(owner: str, field: str, value: Any) -> bool:
         return value
     if type(value).__module__ == "numpy" and type(value).__name__ in {"bool", "bool_"}:
         return bool(value)
-    refuse(owner, field, value, "True or False")
+    refuse_type(owner, field, value, "True or False")
 
 
 def text(owner: str, field: str, value: Any) -> str:
     """A non-empty string."""
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str):
+        refuse_type(owner, field, value, "a non-empty string")
+    if not value:
         refuse(owner, field, value, "a non-empty string")
     return value if type(value) is str else str.__str__(value)
+
+
+def name(owner: str, field: str, value: Any) -> str:
+    """A string for one cell of a table: not blank, no line break, no space at its ends."""
+    found = text(owner, field, value)
+    if not found.strip():
+        refuse(owner, field, value, "a non-empty string")
+    if found != found.strip() or _CONTROL.search(found):
+        refuse(owner, field, value, "a name without line breaks or spaces at its ends")
+    return found
+
+
+def salt(owner: str, field: str, value: Any) -> str:
+    """What tells equal configurations apart: any string but a blank one."""
+    found = text(owner, field, value)
+    if not found.strip():
+        refuse(owner, field, value, "a string that is not blank")
+    return found
+
+
+def identifier(owner: str, field: str, value: Any) -> str:
+    """What something is registered under, typed and read by people: no space, no line break."""
+    found = text(owner, field, value)
+    if _CONTROL.search(found) or len(found.split()) != 1 or found != found.strip():
+        refuse(owner, field, value, 'an id without spaces, such as "acme.kappa"')
+    return found
 
 
 def choice(owner: str, field: str, value: Any, options: Iterable[str]) -> str:
@@ -99,9 +144,8 @@ def choice(owner: str, field: str, value: Any, options: Iterable[str]) -> str:
     options = tuple(options)
     if not isinstance(value, str) or value not in options:
         domain = f"one of {', '.join(options)}"
-        raise ValueError(
-            f"{owner}.{field} must be {domain}, not {show(value)}{close(value, options)}"
-        )
+        error = ValueError if isinstance(value, str) else WrongTypeError
+        raise error(f"{owner}.{field} must be {domain}, not {show(value)}{close(value, options)}")
     return value if type(value) is str else str.__str__(value)
 
 
@@ -110,7 +154,7 @@ def instance(owner: str, field: str, value: Any, types: type | tuple[type, ...])
     if not isinstance(value, types):
         kinds = types if isinstance(types, tuple) else (types,)
         names = " or ".join(kind.__name__ for kind in kinds)
-        refuse(owner, field, value, f"{'an' if names.startswith(_AN) else 'a'} {names}")
+        refuse_type(owner, field, value, f"{'an' if names.startswith(_AN) else 'a'} {names}")
     return value
 
 
