@@ -145,8 +145,13 @@ class Registry(Generic[T]):
         return key in self._entries
 
     def _key(self, id: str, version: int) -> Key:
-        owner = f"a {self.kind}"
-        return check.identifier(owner, "id", id), check.count(owner, "version", version)
+        if not isinstance(id, str) or not id:
+            raise ValueError(f"a {self.kind} id must be a non-empty string, not {id!r}")
+        if not check.is_word(id):
+            raise ValueError(f"a {self.kind} id must be one word without spaces, not {id!r}")
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+            raise ValueError(f"a {self.kind} version must be an integer >= 1, not {version!r}")
+        return id, version
 
     def _unknown(self, key: Key) -> str:
         id, _ = key

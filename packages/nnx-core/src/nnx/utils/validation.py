@@ -134,9 +134,14 @@ def salt(owner: str, field: str, value: Any) -> str:
 def identifier(owner: str, field: str, value: Any) -> str:
     """What something is registered under, typed and read by people: no space, no line break."""
     found = text(owner, field, value)
-    if _CONTROL.search(found) or len(found.split()) != 1 or found != found.strip():
+    if not is_word(found):
         refuse(owner, field, value, 'an id without spaces, such as "acme.kappa"')
     return found
+
+
+def is_word(text: str) -> bool:
+    """Whether there is something, and in it no space, line break or control character."""
+    return text.split() == [text] and not _CONTROL.search(text)
 
 
 def choice(owner: str, field: str, value: Any, options: Iterable[str]) -> str:
