@@ -10,8 +10,8 @@ that installs them.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
+from importlib.machinery import PathFinder
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -40,7 +40,9 @@ def check(extension: str) -> None:
                     # An extra of the extension may be absent, if it says how to get it.
                     assert "pip install" in str(error), f"{kind} {id}: {error}"
                 entries += 1
-    modules = [m for m in siblings.MODULES[extension] if importlib.util.find_spec(f"nnx.{m}")]
+    modules = [
+        m for m in siblings.MODULES[extension] if PathFinder.find_spec(f"nnx.{m}", nnx.__path__)
+    ]
     for module in modules:
         importlib.import_module(f"nnx.{module}")
 
@@ -48,7 +50,7 @@ def check(extension: str) -> None:
         for name in (*names, *siblings.PUBLIC_NAMES[sibling]) if sibling != extension else ():
             try:
                 getattr(nnx, name)
-            except ImportError as error:
+            except AttributeError as error:
                 assert siblings.install_line(sibling) in str(error), error
             else:
                 raise AssertionError(f"nnx.{name} of {sibling} is there without it")

@@ -110,7 +110,7 @@ def test_an_unknown_name_is_the_ordinary_error() -> None:
 def test_a_name_of_an_extension_that_is_off_says_so_and_sends_nobody_to_pip(run: Run) -> None:
     result = run("\nfrom nnx import apply_lora_to", plugins="none")
     assert result.stderr.splitlines()[-1] == (
-        f"ImportError: 'apply_lora_to' belongs to nnx-peft, which is installed ({nnx.__version__}) "
+        f"nnx.plugins.siblings.MissingPart: 'apply_lora_to' belongs to nnx-peft, which is installed ({nnx.__version__}) "
         "but does not provide it: its plugin is off or failed (`nnx plugins` shows that), or this "
         "version has nothing of the kind"
     )
@@ -120,15 +120,47 @@ def test_a_name_of_an_absent_extension_names_the_line_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(siblings, "installed", lambda distribution: None)
-    assert str(siblings.missing_name("apply_lora_to")) == (
+    assert str(siblings.missing_part("apply_lora_to")) == (
         "'apply_lora_to' belongs to nnx-peft, which is not installed. "
         f"Install it with: {siblings.install_line('nnx-peft')}"
     )
     monkeypatch.setattr(siblings, "RESERVED", {"nnx-peft"})
-    assert str(siblings.missing_name("apply_lora_to")) == (
+    assert str(siblings.missing_part("apply_lora_to")) == (
         "'apply_lora_to' is kept for nnx-peft, which is not installed and provides nothing "
         f"yet in version {nnx.__version__} of NNx"
     )
+
+
+def test_every_public_module_is_an_attribute_and_loads_when_asked_for(run: Run) -> None:
+    result = run("""
+        import sys, nnx
+        assert "nnx.history" not in sys.modules
+        print(nnx.history.__name__, nnx.finetune.freeze.__name__, nnx.tasks.TaskSpec.__name__)
+        print(nnx.data_splits.FORMAT, nnx.result.Ok.__name__, nnx.seeding.set_seed.__name__)
+    """)
+    assert result.stdout == "nnx.history freeze TaskSpec\nnnx.split/1 Ok set_seed\n", result.stderr
+
+
+def test_an_absent_part_is_no_attribute_and_its_import_says_how_to_get_it(run: Run) -> None:
+    result = run(
+        """
+        import nnx
+        absent = ("apply_lora_to", "peft", "no_such_name", "no_such_module")
+        print([hasattr(nnx, name) for name in absent], getattr(nnx, "peft", None) is None)
+        try:
+            nnx.apply_lora_to
+        except AttributeError as error:
+            print("belongs to nnx-peft" in str(error))
+        for statement in ("from nnx import apply_lora_to", "import nnx.apply_lora_to"):
+            try:
+                exec(statement)
+            except ImportError as error:
+                print("belongs to nnx-peft" in str(error))
+        """,
+        plugins="none",
+    )
+    # The module is on the path here; only its plugin is off.
+    assert result.stdout == "[False, True, False, False] False\nTrue\nTrue\nTrue\n", result.stderr
 
 
 @pytest.mark.parametrize("distribution", siblings.PUBLIC_NAMES)

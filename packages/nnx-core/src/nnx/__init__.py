@@ -8,6 +8,7 @@ through the ``nnx_public_names`` hook.
 
 from __future__ import annotations
 
+import sys
 from pkgutil import extend_path
 
 import lazy_loader
@@ -21,6 +22,8 @@ from nnx.plugins import siblings as _siblings
 _core_getattr, _core_dir, _core_names = lazy_loader.attach_stub(__name__, __file__)
 
 _plugins = _manager.start(_core_names)
+if _siblings.Finder not in sys.meta_path:
+    sys.meta_path.append(_siblings.Finder)
 
 
 def __getattr__(name: str):
@@ -31,7 +34,7 @@ def __getattr__(name: str):
     if name in _plugins.public_names():
         value = _plugins.public_name(name)
     else:
-        value = _siblings.module(name)  # `nnx.peft`, or the error that says how to get it
+        value = _siblings.module(name)  # `nnx.history`, or the error that says how to get it
     globals()[name] = value
     return value
 

@@ -123,7 +123,10 @@ def plan_split(
         raise SplitError("the training split would be empty; move the cutoffs or proportions")
     return SplitManifest(
         strategy=strategy,
-        **splits,
+        train=splits["train"],
+        validation=splits["validation"],
+        test=splits["test"],
+        excluded=splits["excluded"],
         ids="position" if ids is None else "sample",
         source=source,
         parameters=parameters,

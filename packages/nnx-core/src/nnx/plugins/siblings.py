@@ -154,23 +154,48 @@ def how_to_get(what: str, distribution: str, extra: str | None = None) -> str:
 
 
 def module(name: str) -> ModuleType:
-    """The module ``nnx.NAME`` of an installed sibling; else raises :func:`missing_name`."""
-    if any(name in names for names in MODULES.values()):
+    """The module ``nnx.NAME``, of core or of an installed sibling.
+
+    ``AttributeError`` when there is none, so that ``hasattr`` is False; it says how
+    to get what a sibling would bring.
+    """
+    if not name.startswith("_"):
         try:
             return importlib.import_module(f"nnx.{name}")
+        except MissingPart as error:
+            raise AttributeError(str(error)) from None
         except ModuleNotFoundError as error:
             if error.name != f"nnx.{name}":
                 raise
-    raise missing_name(name)
+    raise AttributeError(f"module 'nnx' has no attribute {name!r}")
 
 
-def missing_name(name: str) -> Exception:
-    """The error for a name that ``nnx`` does not hold now."""
+class MissingPart(ImportError):
+    """Something that a sibling provides, and that is not there."""
+
+
+def missing_part(name: str) -> MissingPart | None:
+    """The error for ``name`` of ``nnx`` when a sibling would bring it."""
     for table in (PUBLIC_NAMES, MODULES):
         for distribution, names in table.items():
             if name in names:
-                return ImportError(how_to_get(repr(name), distribution))
-    return AttributeError(f"module 'nnx' has no attribute {name!r}")
+                return MissingPart(how_to_get(repr(name), distribution))
+    return None
+
+
+class Finder:
+    """The last finder: says of what no other one found how to get it.
+
+    ``import nnx.X`` and ``from nnx import X`` come here. The latter asks for a
+    module when ``nnx`` has no such attribute.
+    """
+
+    @staticmethod
+    def find_spec(fullname: str, path: object = None, target: object = None) -> None:
+        parent, _, name = fullname.rpartition(".")
+        error = missing_part(name) if parent == "nnx" else None
+        if error is not None:
+            raise error
 
 
 def hint_for_id(id: str) -> str | None:
