@@ -43,7 +43,7 @@ def test_importing_nnx_loads_only_discovery_of_its_own_modules(run: Run) -> None
     assert own == {
         "nnx", "nnx._version", "nnx.plugins", "nnx.plugins.core", "nnx.plugins.hookspecs",
             "nnx.plugins.manager",
-        "nnx.plugins.registry", "nnx.plugins.siblings",
+        "nnx.plugins.registry", "nnx.plugins.siblings", "nnx.utils", "nnx.utils.validation",
     }  # fmt: skip
 
 
