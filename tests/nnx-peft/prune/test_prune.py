@@ -72,8 +72,42 @@ class TestMagnitude:
         net = model()
         assert magnitude_prune(net, 0.5, layer_pattern="2") == 1
         assert (zeros(net[0]), zeros(net[2])) == (0, 12)
-        assert magnitude_prune(net, 0.5, layer_pattern="none") == 0
-        assert magnitude_prune(net, 0.5, layer_pattern="3") == 0
+        for pattern in ("none", "3"):
+            with pytest.warns(UserWarning, match=f"magnitude_prune: '{pattern}' matches no Linear"):
+                assert magnitude_prune(net, 0.5, layer_pattern=pattern) == 0
+        with pytest.warns(UserWarning, match="the closest names are '0', '2'. Nothing was pruned"):
+            magnitude_prune(net, 0.5, layer_pattern="0.*")
+        assert (zeros(net[0]), zeros(net[2])) == (0, 12)
+
+    def test_a_layer_is_found_by_each_of_its_names_and_pruned_once(self):
+        net = nn.ModuleDict({"a": nn.Linear(8, 6)})
+        net["b"] = net["a"]
+        assert magnitude_prune(net, 0.5, layer_pattern="b", bake=False) == 1
+        assert magnitude_prune(net, 0.5, bake=False) == 1
+        assert zeros(net["a"]) == 36
+
+    def test_a_cycle_of_modules_ends(self):
+        net = nn.ModuleDict({"a": nn.Linear(8, 6)})
+        net["a"].owner = net
+        assert magnitude_prune(net, 0.5) == 1
+
+    def test_a_model_in_place_of_its_net_is_refused(self):
+        class Model:
+            net = nn.Linear(2, 2)
+
+        for prune in (lambda m: magnitude_prune(m, 0.5), semi_structured_24):
+            with pytest.raises(TypeError, match=r"a torch.nn.Module, not a Model; pass its \.net"):
+                prune(Model())
+
+    def test_a_quantized_layer_is_refused_before_anything_is_pruned(self):
+        torchao = pytest.importorskip(
+            "torchao.quantization", reason="torchao is the quantize extra"
+        )
+        net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+        torchao.quantize_(net[1], torchao.Int8WeightOnlyConfig())
+        with pytest.raises(ValueError, match="the weight of '1' is a Int8Tensor, not a plain"):
+            magnitude_prune(net, 0.5)
+        assert zeros(net[0]) == 0
 
     def test_flags_are_kept(self):
         net = model()
@@ -98,7 +132,8 @@ class TestMagnitude:
 class TestSemiStructured:
     def test_without_a_match_nothing_is_called(self):
         pytest.importorskip("torchao", reason="torchao is the quantize extra")
-        assert semi_structured_24(model(), layer_pattern="none") == 0
+        with pytest.warns(UserWarning, match="semi_structured_24: 'none' matches no Linear"):
+            assert semi_structured_24(model(), layer_pattern="none") == 0
 
     def test_matching_linears_go_to_torchao(self, monkeypatch):
         sparsity = pytest.importorskip("torchao.sparsity", reason="torchao is the quantize extra")

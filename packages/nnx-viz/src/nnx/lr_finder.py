@@ -11,7 +11,7 @@ import inspect
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -161,7 +161,7 @@ def _sweep(
     return losses, smoothed
 
 
-def _forever(loader: Iterable[Any]) -> Iterator[Any]:
+def _forever(loader: Iterable[Any]) -> Generator[Any, None, None]:
     while True:
         empty = True
         for batch in loader:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
-
+from nnx.prune.magnitude import matching_linears
 from nnx.quantize.torchao import require
 from torch import nn
 
@@ -13,7 +12,8 @@ def semi_structured_24(net: nn.Module, *, layer_pattern: str = "*") -> int:
 
     The weights are replaced in place through ``torchao.sparsity.sparsify_``,
     which keeps the two largest of every four values: prune to a 2:4 pattern
-    first, or accept that choice. When nothing matches, torchao is not asked.
+    first, or accept that choice. When nothing matches, torchao is not asked and
+    the pattern is warned about.
 
     Raises ``ImportError`` without torchao. torch's ``RuntimeError`` on hardware
     or shapes without support is passed on.
@@ -21,10 +21,7 @@ def semi_structured_24(net: nn.Module, *, layer_pattern: str = "*") -> int:
     sparsify_ = require("torchao.sparsity:sparsify_", "2:4 sparsity")
     semi_sparse_weight = require("torchao.sparsity:semi_sparse_weight", "2:4 sparsity")
 
-    def is_target(module: nn.Module, name: str) -> bool:
-        return isinstance(module, nn.Linear) and fnmatch.fnmatchcase(name, layer_pattern)
-
-    count = sum(is_target(module, name) for name, module in net.named_modules())
-    if count:
-        sparsify_(net, semi_sparse_weight(), filter_fn=is_target)
-    return count
+    chosen = matching_linears("semi_structured_24", net, layer_pattern)
+    if chosen:
+        sparsify_(net, semi_sparse_weight(), filter_fn=lambda module, name: module in chosen)
+    return len(chosen)
