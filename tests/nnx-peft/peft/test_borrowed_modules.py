@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+
 import pytest
 import torch
 from nnx import (
@@ -16,6 +19,7 @@ from nnx import (
 )
 from nnx.peft import merge_adapters
 from nnx.provenance import ExperimentManifest
+from nnx.transforms import TransformRecipe, lora
 from torch import nn
 
 
@@ -109,3 +113,22 @@ def test_the_guides_way_keeps_what_was_trained(kit, tmp_path):
     assert again.evaluate(kit.data(shuffle=False)) == scores
     merge_adapters(again.net)
     assert again.evaluate(kit.data(shuffle=False)).accuracy == scores.accuracy
+
+
+def test_a_recorded_transform_is_not_replayed_on_a_callers_instance(kit):
+    checkpoint = NNCheckpoint.load(
+        model_of(own()).train(kit.train_params(n_epochs=1)).id, Checkpoints.LAST
+    )
+    recorded = dataclasses.replace(
+        checkpoint, transforms=lora_recipe("body").checkpoint_transforms()
+    )
+    module = own()
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(ValueError, match="records lora, which is replayed on a net that a factory"):
+        NNModel.from_checkpoint(recorded, module=module)
+    assert type(module.body) is nn.Linear
+    assert kit.same(module.state_dict(), before)
+
+
+def lora_recipe(target):
+    return TransformRecipe((lora(target, r=2),))

@@ -99,7 +99,6 @@ class TestOperations:
         ("build", "message"),
         [
             (lambda: lora(), "must name submodules"),
-            (lambda: lora("a", "a"), "repeats 'a'"),
             (lambda: lora("a", r=0), "r must be an integer"),
             (lambda: low_rank("a", rank=0), "rank must be an integer >= 1"),
             (lambda: low_rank("a", rank=1, method="fisher"), "method must be 'svd'"),
@@ -232,6 +231,12 @@ class TestRefusals:
             ((lora("layers.9"),), "operation 0: 'layers.9': the net has no such submodule"),
             ((lora("layers"),), "'layers': it is a ModuleList, not a Linear"),
             ((lora("layers.*"),), "no such submodule"),
+            ((lora("layers.0", "layers.0"),), "operation 0: 'layers.0': it is named twice"),
+            ((lora("layers.0", modules_to_save=["haed"]),), "modules_to_save: 'haed' matches no"),
+            (
+                (lora("layers.0", modules_to_save=["layers"]),),
+                "which is adapted or holds an adapted",
+            ),
             ((lora("layers.0"), lora("layers.0")), "operation 1: 'layers.0': it is a LoRALinear"),
             ((lora("layers.0"), lora("layers.0.base")), "it is the base of a wrapper already"),
             ((low_rank("layers.0", rank=7),), "rank must be an integer >= 1 and <= 6"),
@@ -333,6 +338,122 @@ class TestOptimizers:
             m, torch.optim.SGD([p for p in m.net.parameters() if p.requires_grad], lr=0.1)
         )
         check_optimizer(m, torch.optim.SGD(m.net.parameters(), lr=0.1))
+
+    def test_a_part_of_the_parameters_or_more_than_them_is_fine(self):
+        m = model()
+        own = nn.Parameter(torch.zeros(2))
+        head = torch.optim.SGD(m.net.layers[2].parameters(), lr=0.1)
+        TransformRecipe(BOTH).materialize(m)
+        check_optimizer(m, head)
+        check_optimizer(m, torch.optim.SGD([m.net.layers[0].lora_A], lr=0.1))
+        check_optimizer(m, torch.optim.SGD([own, *m.net.parameters()], lr=0.1))
+        check_optimizer(m, torch.optim.SGD([own], lr=0.1))
+
+    def test_one_over_the_frozen_base_alone_is_stale(self):
+        m = model()
+        base = torch.optim.SGD(m.net.layers[0].parameters(), lr=0.1)
+        TransformRecipe((lora("layers.0", r=2),)).materialize(m)
+        with pytest.raises(
+            RecipeError, match=r"2 tensors that the recipe froze, and none .*lora_A"
+        ):
+            check_optimizer(m, base)
+
+    def test_one_of_the_model_that_a_fresh_one_was_made_from_is_stale_there(self):
+        m = model()
+        optimizer = torch.optim.SGD(m.net.parameters(), lr=0.1)
+        fresh = TransformRecipe(BOTH, "fresh").materialize(m)
+        check_optimizer(m, optimizer)
+        with pytest.raises(RecipeError, match="holds 6 tensors that the net does not have"):
+            check_optimizer(fresh, optimizer)
+
+
+class TestFresh:
+    RECIPE = TransformRecipe((lora("layers.0", r=2),), "fresh")
+
+    def test_it_builds_the_base_from_the_descriptor_and_gives_it_the_weights(self):
+        m = model()
+        m.net.note = "mine"
+        m.net.layers[1].requires_grad_(False)
+        m.net.layers[0].eval()
+        x = torch.randn(4, 6)
+        state = torch.get_rng_state()
+        fresh = self.RECIPE.materialize(m)
+        assert not hasattr(fresh.net, "note")
+        assert torch.equal(fresh.net(x), m.net(x))
+        assert not any(p.requires_grad for p in fresh.net.layers[1].parameters())
+        assert [m.training for m in fresh.net.layers] == [False, True, True]
+        with torch.random.fork_rng():
+            torch.set_rng_state(state)
+            expected = LoRALinear(nn.Linear(6, 8).requires_grad_(False), r=2)
+        assert expected.lora_A.shape == fresh.net.layers[0].lora_A.shape
+
+    def test_dtype_and_an_earlier_recipe_are_kept(self):
+        m = model()
+        TransformRecipe((low_rank("layers.1", rank=3),)).materialize(m)
+        m.net.to(torch.bfloat16)
+        fresh = self.RECIPE.materialize(m)
+        assert [t.name for t in fresh.transforms] == ["low_rank", "lora"]
+        assert {p.dtype for p in fresh.net.parameters()} == {torch.bfloat16}
+        x = torch.randn(4, 6, dtype=torch.bfloat16)
+        assert torch.equal(fresh.net(x), m.net(x))
+
+    def test_a_net_with_more_than_its_descriptor_builds_is_refused(self):
+        m = model()
+        m.net.probe = nn.Linear(2, 2)
+        with pytest.raises(RecipeError, match="probe.weight is only in the checkpoint.*in_place"):
+            self.RECIPE.materialize(m)
+
+
+class TestFreezing:
+    def test_a_recipe_freezes_the_base_and_names_what_travels(self):
+        op = lora("layers.0", r=2, freeze_base=True, modules_to_save=["layers.2"])
+        assert op.checkpoint_transform().state()["options"] == {
+            "targets": ["layers.0"], "r": 2, "alpha": 16.0, "dropout": 0.0,
+            "freeze_base": True, "modules_to_save": ["layers.2"],
+        }  # fmt: skip
+        m = model()
+        TransformRecipe((op,)).materialize(m)
+        expected = {"layers.0.lora_A", "layers.0.lora_B", "layers.2.weight", "layers.2.bias"}
+        training = lambda net: {n for n, p in net.named_parameters() if p.requires_grad}  # noqa: E731
+        assert training(m.net) == expected
+        replayed = registry("transform").resolve("lora")(
+            FeedFwdNN(PARAMS), op.checkpoint_transform().options
+        )
+        assert training(replayed) == expected
+
+    def test_without_them_the_record_is_what_it_was(self):
+        assert set(lora("a").config) == {"r", "alpha", "dropout"}
+        with pytest.raises(TypeError, match="names in a list, not the string 'head'"):
+            lora("a", modules_to_save="head")
+
+
+def test_a_wrapper_changed_after_it_was_recorded_is_refused():
+    m = model()
+    TransformRecipe((lora("layers.0", r=2, alpha=4.0, dropout=0.1),)).materialize(m)
+    layer = m.net.layers[0]
+    for name, value in (("alpha", 8.0), ("rslora", True)):
+        before = getattr(layer, name)
+        setattr(layer, name, value)
+        with pytest.raises(
+            ValueError, match=f"'layers.0': its {name} is {value}, and {before} was"
+        ):
+            check_topology(m)
+        setattr(layer, name, before)
+    layer.lora_dropout.p = 0.5
+    with pytest.raises(ValueError, match=r"its dropout is 0\.5, and 0\.1 was recorded"):
+        check_topology(m)
+
+
+def test_a_submodule_that_the_base_does_not_build_is_refused():
+    m = model()
+    m.net.probe = nn.Linear(2, 2)
+    before = snapshot(m)
+    with pytest.raises(RecipeError) as error:
+        TransformRecipe((lora("layers.0"), lora("probe"))).materialize(m)
+    [problem] = error.value.problems
+    assert (problem.operation, problem.target) == (1, "probe")
+    assert "'probe' was attached to the net, whose base does not build it" in problem.message
+    assert snapshot(m) == before
 
 
 def test_deepcopied_models_keep_their_record():

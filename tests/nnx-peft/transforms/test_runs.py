@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 from nnx import (
+    Callback,
     Checkpoints,
     Losses,
     ModelCheckpoint,
@@ -255,6 +256,76 @@ class TestRefusals:
         with pytest.raises(RecipeError, match="runtime-only"):
             TransformRecipe((lora("0"),)).materialize(model)
         assert type(net[0]) is nn.Linear
+
+
+class TestWhileItTrains:
+    def test_a_recipe_materialized_after_training_began_is_refused(self, kit):
+        seen = []
+
+        class Materializes(Callback):
+            def on_epoch_begin(self, ctx):
+                before = kit.weights(ctx.model.net)
+                try:
+                    RECIPE.materialize(ctx.model)
+                except RecipeError as error:
+                    seen.append(str(error))
+                assert kit.same(ctx.model.net.state_dict(), before)
+
+        model = kit.model()
+        run = model.train(kit.train_params(n_epochs=1), callbacks=[Materializes()])
+        assert ["the model is in training" in text for text in seen] == [True]
+        assert run.transforms == ()
+        RECIPE.materialize(model)  # afterwards it may
+
+    def test_a_fresh_copy_may_be_made_meanwhile(self, kit):
+        made = []
+
+        class Copies(Callback):
+            def on_epoch_end(self, ctx):
+                made.append(TransformRecipe(RECIPE.operations, "fresh").materialize(ctx.model))
+
+        kit.model().train(kit.train_params(n_epochs=1), callbacks=[Copies()])
+        assert made[0].train(kit.train_params(n_epochs=1)).transforms
+
+    @pytest.mark.parametrize("hook", ["on_epoch_end", "on_train_end"])
+    def test_a_wrapper_changed_in_training_is_refused_at_the_save(self, kit, hook):
+        class Changes(Callback):
+            pass
+
+        def change(self, ctx):
+            if ctx.epoch == 1:
+                ctx.model.net.layers[0].alpha = 99.0
+
+        setattr(Changes, hook, change)
+        with pytest.raises(ValueError, match="its alpha is 99.0, and .* was recorded"):
+            adapted(kit).train(kit.train_params(n_epochs=2), callbacks=[Changes()])
+        [run] = (name for name in runs_on_disk() if len(name) == 32)
+        last = NNCheckpoint.load(run, Checkpoints.LAST)
+        assert NNModel.from_checkpoint(last).net.layers[0].alpha != 99.0
+
+    def test_a_wrapper_changed_before_training_is_refused_before_a_run_exists(self, kit):
+        model = adapted(kit)
+        model.net.layers[0].alpha = 99.0
+        with pytest.raises(ValueError, match="its alpha is 99.0"):
+            model.train(kit.train_params())
+        assert runs_on_disk() == []
+
+    def test_a_recipe_that_freezes_the_base_is_rebuilt_and_resumed_frozen(self, kit):
+        op = lora("layers.0", r=2, freeze_base=True, modules_to_save=["layers.2"])
+
+        def made():
+            return TransformRecipe((op,)).materialize(kit.model())
+
+        whole, half, rest = made(), made(), made()
+        whole.train(kit.train_params(n_epochs=3), salt="whole")
+        run = half.train(kit.train_params(n_epochs=1))
+        rest.train(kit.train_params(n_epochs=2, resume_from_run_id=run.id))
+        assert kit.same(whole.net.state_dict(), rest.net.state_dict())
+        rebuilt = NNModel.from_checkpoint(NNCheckpoint.load(run.id, Checkpoints.LAST))
+        flags = lambda m: [p.requires_grad for p in m.net.parameters()]  # noqa: E731
+        assert flags(rebuilt) == flags(half)
+        plain = kit.model().net.layers[1].weight
+        assert torch.equal(rest.net.layers[1].weight, plain)
 
 
 class TestOtherModels:

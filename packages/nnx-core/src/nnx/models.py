@@ -37,6 +37,7 @@ __all__ = [
     "RuntimeModule",
     "adapter_for",
     "build_module",
+    "check_recorded",
     "check_state_topology",
     "check_topology",
     "check_wrapped_weights",
@@ -178,6 +179,26 @@ def describe_borrowed(model: Model) -> None:
         model.recorded_topology = now
 
 
+def check_recorded(model: Model) -> None:
+    """Refuse a net whose recorded transforms are not as they were recorded any more.
+
+    A transform's replay may have ``changes(net, options)``, which yields
+    ``(submodule, what)`` for each setting that a rebuild would not bring back.
+    """
+    found = []
+    for transform in model.transforms:
+        replay = registry("transform").resolve(transform.name, transform.version)
+        changes = getattr(replay, "changes", None)
+        if changes is not None:
+            found += [f"{where!r}: {what}" for where, what in changes(model.net, transform.options)]
+    if found:
+        raise ValueError(
+            "a checkpoint would rebuild another net than this one, which was changed after it was "
+            f"recorded ({'; '.join(found)}). Set it back, or materialize a recipe with the new "
+            "values on a fresh model"
+        )
+
+
 def check_topology(model: Model) -> None:
     """Refuse a model whose weights could not be loaded into what its run rebuilds.
 
@@ -192,6 +213,7 @@ def check_topology(model: Model) -> None:
     check_wrapped_weights(model)
     topology = _without_attached(state_topology(model.net), recorded)
     if topology == recorded:
+        check_recorded(model)
         return
     params = getattr(model.net, "params", None)
     if isinstance(descriptor, Nets) and isinstance(params, NNParams) and not model.transforms:
@@ -287,6 +309,7 @@ class Model(Protocol):
     transforms: tuple[NNCheckpointTransform, ...]
     recorded_topology: dict[str, tuple[int, ...] | None]
     compiled: Any  # the compiled forward of a fit in progress
+    in_training: bool  # whether a fit is in progress
 
     @property
     def task_adapter(self) -> Any: ...

@@ -98,6 +98,7 @@ class NNModel:
         self.batch_adapter = batch_adapter
         self._task_adapter = adapter
         self.compiled: CompiledForward | None = None  # set for the time of a compiled fit
+        self.in_training = False  # set for the time of a fit
         self.recorded_topology = state_topology(self.net)
 
     @property

@@ -9,7 +9,7 @@ from nnx.engine import rng
 from nnx.engine.batches import is_stateful, loader_length
 from nnx.engine.topology import optimizer_topology
 from nnx.enums import Checkpoints
-from nnx.models import same_topology, state_topology
+from nnx.models import check_recorded, same_topology, state_topology
 from nnx.params import NNParams
 from nnx.store import NNCheckpoint
 
@@ -139,6 +139,7 @@ def make_checkpoint(
 ) -> NNCheckpoint:
     """The model as it is now, with the record ``idp``."""
     model = session.model
+    check_recorded(model)
     return NNCheckpoint(
         net_params=current_net_params(model),
         net_state=model.net.state_dict(),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from nnx.engine import commit, resume, rng
 from nnx.engine.callback_context import overrides
@@ -41,7 +43,7 @@ def fit(request: FitRequest) -> NNRun:
             writer.run = writer.run.with_resume_status(plan.resume.status())
             session = FitSession(plan, writer)
             try:
-                with compiling(plan.model, plan.compiled):
+                with compiling(plan.model, plan.compiled), _in_training(plan.model):
                     _train(session)
             finally:
                 session.close()
@@ -49,6 +51,16 @@ def fit(request: FitRequest) -> NNRun:
     if ranks.is_writer:
         print(f"Run saved to {_display_path(run.id)}")
     return run
+
+
+@contextlib.contextmanager
+def _in_training(model: Any) -> Iterator[None]:
+    """Let others know that the net must keep its shape. Fits of one model may be nested."""
+    before, model.in_training = getattr(model, "in_training", False), True
+    try:
+        yield
+    finally:
+        model.in_training = before
 
 
 def _train(session: FitSession) -> None:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from nnx.models import check_topology, state_topology
-from nnx.params import NNCheckpointTransform, RuntimeModule
+from nnx.engine.commit import current_net_params
+from nnx.models import build_module, check_state_topology, check_topology, state_topology
+from nnx.params import ModelSpec, NNCheckpointTransform, RuntimeModule
 from nnx.peft.placement import meta_copy
 from nnx.plugins.manager import registry
+from nnx.seeding import isolated_rng
 from nnx.transforms.errors import Problem, RecipeError
-from nnx.transforms.optimizers import optimizer_problems
+from nnx.transforms.optimizers import optimizer_problems, remember_replaced
 from nnx.utils import validation as check
 from nnx.utils.jsonlike import canonical, freeze_mapping, thaw
 from torch import nn
@@ -45,9 +47,6 @@ class TransformOp:
         targets = tuple(given)
         if not targets or not all(isinstance(t, str) and t for t in targets):
             raise ValueError(f"TransformOp.targets must name submodules, not {targets!r}")
-        repeated = sorted({t for t in targets if targets.count(t) > 1})
-        if repeated:
-            raise ValueError(f"TransformOp.targets repeats {', '.join(map(repr, repeated))}")
         object.__setattr__(self, "targets", targets)
         config = freeze_mapping(self.config, "TransformOp.config")
         if "targets" in config:
@@ -95,7 +94,8 @@ class TransformRecipe:
     """Operations in order, and whether they change the given model or a copy.
 
     ``materialization="in_place"`` changes ``model.net`` and returns the same
-    model; ``"fresh"`` leaves the model alone and returns a changed copy.
+    model; ``"fresh"`` leaves the model alone and returns one of its class around
+    a new base, built from the model's descriptor and given its weights.
     """
 
     operations: tuple[TransformOp, ...]
@@ -128,8 +128,11 @@ class TransformRecipe:
         """
         problems = list(_model_problems(model))
         if not problems:
+            problems += self._attached_problems(model)
+        if not problems:
             problems += self._try(model.net)
         if self.materialization == "in_place":
+            problems += _training_problems(model)
             problems += optimizer_problems(model.net, optimizers)
         if problems:
             raise RecipeError(problems)
@@ -143,9 +146,10 @@ class TransformRecipe:
         and changes nothing, when :meth:`validate` would.
         """
         self.validate(model, optimizers=optimizers)
+        source = model.net
         if self.materialization == "fresh":
-            model = copy.copy(model)
-            model.net = copy.deepcopy(model.net)
+            model = fresh_base(model)
+        before = {p: p.requires_grad for p in source.parameters()}
         with unchanged_on_error(model):
             for op in self.operations:
                 apply = registry("transform").resolve(op.id, op.version)
@@ -153,7 +157,21 @@ class TransformRecipe:
                 model.net = apply(model.net, op.checkpoint_transform().options)
         model.transforms = (*model.transforms, *self.checkpoint_transforms())
         model.recorded_topology = state_topology(model.net)
+        remember_replaced(model.net, source, before)
         return model
+
+    def _attached_problems(self, model: Any) -> Iterator[Problem]:
+        """Targets that the model's descriptor does not build: a rebuild would lack them."""
+        built = {name.partition(".")[0] for name in model.recorded_topology}
+        for index, op in enumerate(self.operations):
+            for target in op.targets:
+                top = target.partition(".")[0]
+                if top in model.net._modules and top not in built:
+                    reason = (
+                        f"{top!r} was attached to the net, whose base does not build it, so a "
+                        "checkpoint could not be rebuilt; put it into the net's factory"
+                    )
+                    yield Problem(index, target, reason)
 
     def _try(self, net: nn.Module) -> Iterable[Problem]:
         """Replay on a meta copy, operation by operation, up to the first that fails."""
@@ -167,6 +185,9 @@ class TransformRecipe:
                 replay = registry("transform").resolve(op.id, op.version)
             except (LookupError, ImportError) as error:
                 return [Problem(index, None, str(error))]
+            twice = sorted({t for t in op.targets if op.targets.count(t) > 1})
+            if twice:
+                return [Problem(index, target, "it is named twice") for target in twice]
             options = op.checkpoint_transform().options
             examine = getattr(replay, "problems", None)
             found = [] if examine is None else list(examine(trial, options))
@@ -195,6 +216,60 @@ def unchanged_on_error(model: Any) -> Iterator[None]:
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
         raise
+
+
+def fresh_base(model: Any) -> Any:
+    """A model like ``model`` around a new net: built from the descriptor, with the same weights.
+
+    Flags and modes are those of the tensors and modules of the same names. No
+    random stream moves. Raises :class:`RecipeError` for a net that its
+    descriptor does not build.
+    """
+    spec = model.params.net
+    with isolated_rng():
+        net = (
+            build_module(spec)
+            if isinstance(spec, ModelSpec)
+            else spec(params=current_net_params(model))
+        )
+        for transform in model.transforms:
+            replay = registry("transform").resolve(transform.name, transform.version)
+            net = replay(net, transform.options)
+    try:
+        check_state_topology(net, model.net.state_dict(), what="the new base")
+    except ValueError as error:
+        way_out = "detach it first, or use materialization='in_place'"
+        raise RecipeError([Problem(None, None, f"{error}; {way_out}")]) from None
+    _take_over(net, model.net)
+    fresh = copy.copy(model)
+    fresh.net, fresh.in_training = net, False
+    return fresh
+
+
+@torch.no_grad()
+def _take_over(net: nn.Module, source: nn.Module) -> None:
+    """The values, dtypes, devices, flags and modes of ``source``, by name."""
+    net.load_state_dict(source.state_dict())
+    for mine, theirs in ((net.named_parameters(), source.named_parameters()),
+                         (net.named_buffers(), source.named_buffers())):  # fmt: skip
+        values = dict(theirs)
+        for name, tensor in mine:
+            if name in values:
+                tensor.data = values[name].detach().clone()
+                tensor.requires_grad_(values[name].requires_grad)
+    modes = {name: module.training for name, module in source.named_modules()}
+    for name, module in net.named_modules():
+        module.training = modes.get(name, module.training)
+
+
+def _training_problems(model: Any) -> Iterator[Problem]:
+    if getattr(model, "in_training", False):
+        yield Problem(
+            None,
+            None,
+            "the model is in training, and its run and optimizers were made for the net as it was; "
+            "materialize the recipe before train()",
+        )
 
 
 def _model_problems(model: Any) -> Iterable[Problem]:
