@@ -110,7 +110,9 @@ def _root(
 
 
 def as_command(name: str, function: Any) -> Any:
-    """One function as the command object that a group runs."""
+    """One function, or a ``typer.Typer`` of several, as the command object that a group runs."""
+    if isinstance(function, typer.Typer):
+        return typer.main.get_command(function)
     single = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
     single.command(name)(function)
     return typer.main.get_command(single)

@@ -103,5 +103,6 @@ def nnx_renderers() -> Mapping[str, Any]:  # type: ignore[empty-body]
 def nnx_commands() -> Mapping[str, Any]:  # type: ignore[empty-body]
     """Sub-commands of ``nnx``: ``return {"report": "acme.cli:report"}``.
 
-    A command is a function with typer annotations; its docstring is the help.
+    A command is a function with typer annotations, whose docstring is the help, or a
+    ``typer.Typer`` with several of them.
     """

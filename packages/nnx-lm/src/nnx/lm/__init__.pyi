@@ -1,4 +1,10 @@
 from .cache import KVCache as KVCache
+from .chat import ChatDataset as ChatDataset
+from .chat import ChatTemplate as ChatTemplate
+from .chat import read_chats as read_chats
+from .chat import reply as reply
+from .corpus import TokenFile as TokenFile
+from .corpus import write_tokens as write_tokens
 from .cross_entropy import linear_cross_entropy as linear_cross_entropy
 from .dpo import DPOObjective as DPOObjective
 from .dpo import dpo_train_step_factory as dpo_train_step_factory
@@ -8,6 +14,8 @@ from .layers import RoPE as RoPE
 from .layers import SwiGLU as SwiGLU
 from .layers import TransformerBlock as TransformerBlock
 from .model import GenerativeNNModel as GenerativeNNModel
+from .packing import PackedLoader as PackedLoader
+from .packing import PackedTokens as PackedTokens
 from .preferences import NNPreferenceDataset as NNPreferenceDataset
 from .reference import ReferenceLogProbs as ReferenceLogProbs
 from .text import TextStream as TextStream
