@@ -253,6 +253,24 @@ class TestNotebook:
         names, figure = traces_of(notebook_chart(run))
         assert len(figure[names.index("validation")]["y"]) == 4
 
+    def test_a_journal_that_was_moved_or_broken_leaves_a_chart_of_what_is_held(
+        self, root, tmp_path, monkeypatch
+    ):
+        run = train_digits(root, history=HistoryJournal(retention=40, chunk_size=10))
+        monkeypatch.chdir("/")  # the folder of a held run is known from anywhere
+        names, figure = traces_of(notebook_chart(run))
+        assert len(figure[names.index("validation")]["y"]) == 4
+        manifest = Path(run.history) / "journal.json"
+        whole = manifest.read_bytes()
+        for damage in (lambda: manifest.write_bytes(whole[:20]), manifest.unlink):
+            damage()
+            with pytest.warns(RuntimeWarning, match=r"shows its last 40 records: .*journal\.json"):
+                names, figure = traces_of(notebook_chart(run))
+            ends = [r for r in run.idps if r.val_edp is not None]
+            assert figure[names.index("validation")]["x"] == [r.epoch_idx + 1 for r in ends]
+            with pytest.warns(RuntimeWarning, match="shows its last 40 records"):
+                assert "plotly" in run._repr_html_()
+
     def test_a_run_without_records(self):
         from made_runs import configuration
 

@@ -237,7 +237,7 @@ def test_verify_finds_a_history_that_lost_a_committed_epoch(nnx, two):
     for lost, said in (
         ("".join(lines[:-2]), "it ends at epoch 0, but LAST committed epoch 1"),
         ("".join(lines)[:-5], "row 5 cannot be read"),
-        ("", "it is empty, but LAST committed epoch 1"),
+        ("", "idps.csv is empty: it has not even"),
     ):
         table.write_text(lost)
         bad = nnx("verify", run.id)

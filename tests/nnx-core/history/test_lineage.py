@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from nnx.history import HistoryJournal, export_history_csv, iter_history, migrate_history
-from nnx.records import ResumeStatus
+from nnx.records import NNEvaluationDataPoint, ResumeStatus
 from nnx.store import NNRun, RunBusyError, RunWriter, idps_csv
 from nnx.store.paths import RunPaths
 
@@ -166,6 +167,21 @@ def test_a_migrated_run_keeps_its_id_and_its_records(train, parts, root):
     assert (loaded.id, loaded.idps) == (run.id, run.idps[-4:])
     migrate_history(run.id)  # done already
     assert list(iter_history(run.id)) == run.idps
+
+
+def test_numbers_that_are_not_finite_can_be_migrated(parts, root):
+    nan, inf = float("nan"), float("inf")
+    run = parts.run(3)
+    with RunWriter.open(run) as writer:
+        for epoch, loss in enumerate([1.0, nan, -inf]):
+            edp = NNEvaluationDataPoint(loss=loss, error=0.5, extra={"norm": loss})
+            first, last = parts.record(epoch, 0), parts.record(epoch, 1)
+            writer.extend([dataclasses.replace(first, train_edp=edp), last.with_val_edp(edp)])
+            writer.commit_epoch(parts.checkpoint(epoch, idp=writer.idps[-1]), parts.state(epoch))
+        written = [repr(record.state()) for record in writer.idps]
+    migrate_history(run.id)
+    assert [repr(record.state()) for record in iter_history(run.id)] == written
+    assert not os.path.exists(f"runs/{run.id}/idps.csv")
 
 
 def test_an_interrupted_migration_is_run_again(train, parts, root, monkeypatch):

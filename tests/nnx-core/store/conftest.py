@@ -135,7 +135,7 @@ def check_sound():
     def check(root: str, *, committed: dict[str, int] | None = None, batches: int = 2) -> None:
         known = committed or {}
         for name in run_names(root):
-            paths = RunPaths(root, name)
+            paths = RunPaths.seen(root, name)
             if paths.exists() and os.path.exists(paths.run_yaml):
                 look(paths, known.get(name, NOTHING), batches)
         collect(root)

@@ -236,6 +236,17 @@ class Overwrite(Scene):
 
     def check(self, error):
         assert best_run_id(self.root) is not None
+        if type(self) in (Overwrite, OverwriteJournal):  # the old run, or what the new committed
+            held = NNRun.load(self.run.id, self.root).idps
+            assert held or read_manifest(self.run.id, "step", self.root)
+
+
+class OverwriteJournal(Overwrite):
+    history = HistoryJournal(retention=4, chunk_size=1)
+
+    def prepare(self):
+        Scene.prepare(self)
+        self.fit(self.run, history=self.history)
 
 
 class Remove(Overwrite):
@@ -406,7 +417,7 @@ def sweep(parts, tmp_path, monkeypatch, check_sound):
     ("scene", "stride"),
     [
         (Table, 36), (Journal, 36), (Copies, 43), (Sharded, 43), (Continued, 9),
-        (Overwrite, 43), (Remove, 5),
+        (Overwrite, 43), (OverwriteJournal, 47), (Remove, 5),
         (Collect, 5), (Save, 3), (Checkpoint, 4), (Migrate, 5),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 from nnx.enums import Checkpoints
-from nnx.history import HistoryJournal
+from nnx.history import (
+    HistoryCorruptionError,
+    HistoryJournal,
+    export_history_csv,
+    iter_history,
+)
 from nnx.records import ResumeStatus
 from nnx.store import NNCheckpoint, NNRun, ResumePointError, RunBusyError, idps_csv, read_point
+from nnx.store.listing import list_runs
 from nnx.store.run import from_state
 from nnx.store.yamlio import read_yaml
 
@@ -257,3 +263,57 @@ def test_reading_many_runs_opens_no_checkpoint(train, parts, root, monkeypatch):
 
     monkeypatch.setattr(NNCheckpoint, "from_file", fail)
     assert len(NNRun.all()) == len(list(list_runs())) == 3
+
+
+def test_a_run_is_found_from_its_runs_folder_from_the_folder_above_and_from_its_own(
+    train, parts, root, tmp_path, monkeypatch
+):
+    run = train(parts.run(3, salt="one"))
+    monkeypatch.chdir("/")
+    runs = tmp_path / "runs"
+    for place in (runs, tmp_path, runs / run.id):
+        assert NNRun.load(run.id, root=str(place)).idps == run.idps
+        assert NNCheckpoint.load(run.id, Checkpoints.BEST, root=str(place)).idp.epoch_idx == 2
+        assert read_point(run.id, "last", str(place)).completed_epoch == 2
+    for place in (runs, tmp_path):
+        assert NNRun.load("best", root=str(place)).id == run.id
+        assert [found.id for found in NNRun.all(str(place))] == [run.id]
+        assert [row.id for row in list_runs(str(place))] == [run.id]
+    with pytest.raises(FileNotFoundError, match=f"there is no run 'absent' in {tmp_path}"):
+        NNRun.load("absent", root=str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["runs"]
+
+
+def test_a_history_without_its_end_is_refused_by_name(train, parts, root):
+    run = train(parts.run(3))
+    path = Path(f"runs/{run.id}/idps.csv")
+    lines = path.read_bytes().splitlines(keepends=True)
+    cuts = {
+        b"": "empty: it has not even the names",
+        lines[0]: "cut off: it has no record, but LAST committed epoch 2 up to batch 1",
+        b"".join(
+            lines[:3]
+        ): "cut off: it ends at epoch 0, but LAST committed epoch 2 up to batch 1",
+        b"".join(
+            lines[:-1]
+        ): "cut off: it ends at epoch 2, batch 0, but LAST committed epoch 2 up to",
+    }
+    for data, reason in cuts.items():
+        path.write_bytes(data)
+        for read in (lambda: NNRun.load(run.id), lambda: list(iter_history(run.id))):
+            with pytest.raises(HistoryCorruptionError, match=f"idps.csv is {reason}"):
+                read()
+        with pytest.warns(RuntimeWarning, match="is left out: .*idps.csv"):
+            assert NNRun.all() == []
+        with pytest.raises(HistoryCorruptionError):
+            export_history_csv(run.id, "out.csv")
+        assert not os.path.exists("out.csv")
+    path.write_bytes(b"".join(lines))
+    assert NNRun.load(run.id).idps == run.idps
+
+
+def test_an_empty_history_of_a_foreign_run_is_refused_by_name(parts, root):
+    run = parts.run(3).with_idps([parts.record(0)]).save()
+    os.truncate(f"runs/{run.id}/idps.csv", 0)
+    with pytest.raises(HistoryCorruptionError, match=r"idps\.csv is empty: "):
+        NNRun.load(run.id)

@@ -187,7 +187,7 @@ def _compare(here: Path, killed_id: str, resumed_id: str, whole_id: str) -> bool
         ),
         "optimizer state": optimizer(whole) is not None
         and _equal(optimizer(resumed), optimizer(whole)),
-        f"history ({len(history):,} batches, resumed at epoch {begun})": joined == history,
+        f"history ({len(history):,} batches, resumed at epoch {begun})": _equal(joined, history),
         f"best checkpoint (epoch {found[1]['epoch_idx']})": _equal(best(resumed_id, split), found),
         "runs/best": _equal(best("best", split), best("best", alone)),
         f"test accuracy ({accuracies[1]:.4f})": accuracies[0] == accuracies[1],
@@ -236,4 +236,4 @@ def _equal(left: Any, right: Any) -> bool:
             and len(left) == len(right)
             and all(map(_equal, left, right))
         )
-    return bool(left == right)
+    return bool(left == right or (left != left and right != right))  # a NaN is one

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from nnx.engine.session import FitSession
     from nnx.nn_model import NNModel
     from nnx.records import NNIterationDataPoint
-    from nnx.store import NNRun
+    from nnx.store import NNCheckpoint, NNRun
 
 
 class CallbackContext:
@@ -33,7 +33,7 @@ class CallbackContext:
     def __init__(self, session: FitSession) -> None:
         self._session = session
         self._idps: Any = None
-        self._deferred: list[str] = []
+        self._deferred: dict[str, Callable[..., NNCheckpoint]] = {}
         self.idp: NNIterationDataPoint | None = None
         self.failed = False
         self.caller: Any = None  # the callback or listener that is running
@@ -134,13 +134,19 @@ class CallbackContext:
         return self._idps
 
     def defer_checkpoint(self, tag: str) -> None:
-        """Ask for a weights-only checkpoint ``<tag>.pt``, written once LAST has committed."""
-        self._deferred.append(tag)
+        """Ask for a weights-only checkpoint ``<tag>.pt``, written once LAST has committed.
 
-    def take_deferred(self) -> list[str]:
-        """The tags asked for since the last call."""
-        tags, self._deferred = self._deferred, []
-        return tags
+        It holds the weights as they are now, whatever a later callback makes of them;
+        those of sharded training are LAST's.
+        """
+        from nnx.engine.commit import snapshot
+
+        self._deferred[tag] = snapshot(self._session)
+
+    def take_deferred(self) -> dict[str, Callable[..., NNCheckpoint]]:
+        """The checkpoints asked for since the last call by tag; each wants its ``idp``."""
+        taken, self._deferred = self._deferred, {}
+        return taken
 
 
 _CallbackContext = CallbackContext

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnx.engine import rng
@@ -12,6 +14,7 @@ from nnx.enums import Checkpoints
 from nnx.models import check_recorded, same_topology, state_topology
 from nnx.params import NNParams
 from nnx.store import NNCheckpoint
+from nnx.store.shards import is_sharded
 
 if TYPE_CHECKING:
     from nnx.engine.session import FitSession
@@ -27,7 +30,7 @@ def epoch(session: FitSession, last: NNIterationDataPoint, *, improved: bool) ->
     session.note_compilation()
     check_topology_kept(session)
     checkpoint = make_checkpoint(session, last)
-    deferred = dict.fromkeys(session.ctx.take_deferred(), checkpoint)
+    deferred = {tag: make(idp=last) for tag, make in session.ctx.take_deferred().items()}
     session.writer.commit_epoch(
         checkpoint,
         training_state(session, completed_epoch=session.epoch),
@@ -146,6 +149,21 @@ def make_checkpoint(
         model_params=model.params,
         idp=idp,
         transforms=(*model.transforms, *extra),
+    )
+
+
+def snapshot(session: FitSession) -> Callable[..., NNCheckpoint]:
+    """The model as it is now, a checkpoint that only lacks its record ``idp``."""
+    model = session.model
+    weights = model.net.state_dict()
+    if not any(is_sharded(value) for value in weights.values()):
+        weights = copy.deepcopy(weights)
+    return partial(
+        NNCheckpoint,
+        net_params=current_net_params(model),
+        net_state=weights,
+        model_params=model.params,
+        transforms=tuple(model.transforms),
     )
 
 

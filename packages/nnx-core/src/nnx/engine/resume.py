@@ -20,6 +20,7 @@ from nnx.enums import Schedulers
 from nnx.models import check_state_topology
 from nnx.monitors.tracker import COMPONENT as MONITOR
 from nnx.records import NNIterationDataPoint, ResumeStatus
+from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
     from nnx.engine.plan import FitPlan
@@ -212,11 +213,7 @@ def _best_of(plan: FitPlan) -> InheritedBest | None:
                 f"{'without' if validated else 'by'} validation, this run's is not"
             )
     except (ResumePointError, OSError) as error:
-        warnings.warn(
-            f"{error}: this run's BEST starts afresh, at its first epoch",
-            RuntimeWarning,
-            stacklevel=8,  # the caller of train
-        )
+        warn_caller(f"{error}: this run's BEST starts afresh, at its first epoch", RuntimeWarning)
         return None
     return best
 

@@ -185,6 +185,13 @@ class JournalWriter:
         self._window.clear()
         self._window.extend(committed)
 
+    def abandon(self) -> None:
+        """Take back the chunks of a fit that ends before its first commit."""
+        for path in self._unflushed:
+            fs.remove_quietly(path)
+        with contextlib.suppress(OSError):
+            fs.disk.rmdir(self.folder)
+
     def publish_empty(self) -> None:
         """Publish a journal without records."""
         self._publish(self._published)

@@ -98,7 +98,7 @@ def _prefix(child: RunPaths) -> _Prefix | None:
             f"its lineage starts at itself"
         )
         return None
-    parent = RunPaths.of(source, child.root)
+    parent = RunPaths.reading(source, child.root)
     if not os.path.isfile(parent.run_yaml):
         _warn(f"run {source}, which {child.id} resumed from, is gone; the lineage starts after it")
         return None

@@ -6,7 +6,7 @@ import csv
 import itertools
 import os
 
-from nnx.history.journal import HistoryJournal, JournalWriter
+from nnx.history.journal import HistoryJournal, JournalWriter, line
 from nnx.history.reading import Journal
 from nnx.store import idps_csv, lease
 from nnx.store.committed import NOTHING, committed_epoch
@@ -70,7 +70,8 @@ def _build(paths: RunPaths, spec: HistoryJournal, discard_uncommitted: bool) -> 
             writer.commit(flushes)
         if not records:
             writer.publish_empty()
-        if list(Journal.open(staging).iterate()) != records:
+        copied = Journal.open(staging).iterate()
+        if [line(r.state()) for r in copied] != [line(r.state()) for r in records]:
             raise HistoryCorruptionError(
                 f"the journal of run {paths.id} does not read back as its table; "
                 f"nothing was changed"

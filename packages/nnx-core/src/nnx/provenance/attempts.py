@@ -106,10 +106,20 @@ class AttemptRecorder:
             self._write()
 
     def committed(self, tag: str, epoch: int, generation: int) -> None:
-        """Remember the last committed checkpoint; written when the attempt ends."""
+        """Record the last committed checkpoint, of which a killed process leaves word.
+
+        Not being able to is a warning: the epoch is committed.
+        """
         if self.attempt is not None:
             last = {"tag": tag, "epoch": epoch, "generation": generation}
             self.attempt = replace(self.attempt, last_committed=last)
+            try:
+                self._write()
+            except OSError as problem:
+                warn_caller(
+                    f"the attempt's last checkpoint could not be recorded: {problem}",
+                    RuntimeWarning,
+                )
 
     def complete(self, compile: Mapping[str, Any] | None = None) -> None:
         self._end("completed", None, compile)

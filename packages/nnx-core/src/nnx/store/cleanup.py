@@ -13,7 +13,7 @@ from nnx.store.commit import drop_old_sidecars, is_complete, remove_point, settl
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.errors import HistoryCorruptionError, ResumePointError, RunBusyError
 from nnx.store.history_of import has_journal, lost_last
-from nnx.store.paths import BEST_POINTER, MARKER, STEP, PointFiles, RunPaths, runs_root
+from nnx.store.paths import BEST_POINTER, MARKER, REPLACED, STEP, PointFiles, RunPaths, runs_root
 from nnx.store.points import step_is_newer, written_tags
 from nnx.utils import files as fs
 from nnx.utils.folders import remove_tree
@@ -27,7 +27,7 @@ class Leftover:
     path: str
     reason: str
     clean: Callable[[], object]
-    verb: str = "remove"  # or "complete", "update"
+    verb: str = "remove"  # or "complete", "restore", "update"
 
 
 def collect(root: str | None = None, *, dry_run: bool = False) -> list[Leftover]:
@@ -48,6 +48,9 @@ def collect(root: str | None = None, *, dry_run: bool = False) -> list[Leftover]
             locked(os.path.join(folder, ".best.lock")),
         ):
             done = _cleaned(_root_leftovers(folder))
+    for name in sorted(os.listdir(folder)):
+        if name.startswith(REPLACED):
+            done += _end_replacement(RunPaths(folder, name.removeprefix(REPLACED)), dry_run)
     for name in election.run_names(folder):
         done += _collect_run(RunPaths(folder, name), dry_run)
     holder = election.best_run_id(folder)
@@ -62,6 +65,19 @@ def collect(root: str | None = None, *, dry_run: bool = False) -> list[Leftover]
 
 def _dangles(folder: str, holder: str | None) -> bool:
     return holder is None and os.path.lexists(os.path.join(folder, BEST_POINTER))
+
+
+def _end_replacement(paths: RunPaths, dry_run: bool) -> list[Leftover]:
+    """A run that a killed process was replacing comes back, or goes if it was replaced."""
+    if is_held(paths.lease):
+        return []
+    reason, verb = "a run that was replaced", "remove"
+    if not paths.has_point():
+        reason, verb = "a run whose replacement never committed anything", "restore"
+    if not dry_run:
+        with contextlib.suppress(RunBusyError), lease.lease(paths):
+            pass  # whoever holds a run has seen to this
+    return [Leftover(paths.replaced, reason, lambda: None, verb)]
 
 
 def _collect_run(paths: RunPaths, dry_run: bool) -> list[Leftover]:

@@ -23,12 +23,17 @@ def committed_epoch(paths: RunPaths) -> int | None:
     without a manifest is opened. An empty or damaged LAST is a
     ``ResumePointError``: it must not make the history look shorter.
     """
+    return committed_end(paths)[0]
+
+
+def committed_end(paths: RunPaths) -> tuple[int | None, Mapping[str, Any] | None]:
+    """:func:`committed_epoch`, and the record that LAST committed as the last one."""
     state = checkpoint_record(paths, LAST)
     if state is not None:
-        return int(state["epoch_idx"])
+        return int(state["epoch_idx"]), state
     if os.path.lexists(PointFiles(paths.checkpoints, LAST).checkpoint):
-        return None
-    return NOTHING if os.path.exists(paths.marker) else None
+        return None, None
+    return (NOTHING if os.path.exists(paths.marker) else None), None
 
 
 def checkpoint_record(paths: RunPaths, tag: str) -> Mapping[str, Any] | None:

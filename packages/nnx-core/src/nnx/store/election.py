@@ -14,7 +14,7 @@ from typing import Any
 
 from nnx.store import manifest, standing
 from nnx.store.committed import NOTHING, checkpoint_record, committed_epoch
-from nnx.store.paths import BEST_POINTER, PointFiles, RunPaths, check_run_id, runs_root
+from nnx.store.paths import BEST_POINTER, REPLACED, PointFiles, RunPaths, check_run_id, reading_root
 from nnx.store.standing import BEST, Standing
 from nnx.store.yamlio import read_yaml
 from nnx.utils import files as fs
@@ -25,7 +25,7 @@ POINTER_FILE = "POINTER.txt"
 
 def best_run_id(root: str | os.PathLike[str] | None = None) -> str | None:
     """The run that the pointer names, if that run is there."""
-    folder = runs_root(root)
+    folder = reading_root(root)
     pointer = os.path.join(folder, BEST_POINTER)
     try:
         if os.path.islink(pointer):
@@ -140,11 +140,13 @@ def run_names(root: str) -> list[str]:
     try:
         with os.scandir(root) as entries:
             return sorted(
-                e.name
-                for e in entries
-                if e.name != BEST_POINTER
-                and not e.name.startswith(".")
-                and e.is_dir(follow_symlinks=False)
+                {
+                    e.name.removeprefix(REPLACED)
+                    for e in entries
+                    if e.name != BEST_POINTER
+                    and (e.name.startswith(REPLACED) or not e.name.startswith("."))
+                    and e.is_dir(follow_symlinks=False)
+                }
             )
     except (FileNotFoundError, NotADirectoryError):
         return []

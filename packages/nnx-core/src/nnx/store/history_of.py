@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from nnx.records import NNIterationDataPoint
 from nnx.store import idps_csv
-from nnx.store.committed import NOTHING, committed_epoch
+from nnx.store.committed import NOTHING, committed_end
 from nnx.store.errors import HistoryCorruptionError
 from nnx.store.paths import RunPaths
 from nnx.utils.caller import warn_caller
@@ -30,7 +31,7 @@ def read_history(paths: RunPaths) -> list[NNIterationDataPoint] | None:
 
     ``None`` when no history was ever written.
     """
-    last = committed_epoch(paths)
+    last, end = committed_end(paths)
     if last == NOTHING and lost_last(paths):
         warn_caller(
             f"{paths.dir} has no checkpoints/last.pt, which says how far its history counts; "
@@ -44,10 +45,15 @@ def read_history(paths: RunPaths) -> list[NNIterationDataPoint] | None:
         if last == NOTHING or not Journal.is_there(paths.history):
             return []
         journal = Journal.open(paths.history)
-        return journal.tail(journal.retention, last)
-    if last == NOTHING:
+        records = journal.tail(journal.retention, last)
+    elif last == NOTHING:
         return []
-    return idps_csv.read(paths.idps_csv, last) if os.path.exists(paths.idps_csv) else None
+    elif not os.path.exists(paths.idps_csv):
+        return None
+    else:
+        records = idps_csv.read(paths.idps_csv, last)
+    _check_end(paths, records[-1] if records else None, end)
+    return records
 
 
 def lost_last(paths: RunPaths) -> bool:
@@ -80,7 +86,31 @@ def check_history(paths: RunPaths) -> None:
 
 def iterate_history(paths: RunPaths) -> Iterator[NNIterationDataPoint]:
     """Every committed record, a chunk or a row at a time."""
-    return iterate_committed(paths, committed_epoch(paths))
+    last, end = committed_end(paths)
+    record = None
+    for record in iterate_committed(paths, last):
+        yield record
+    if last != NOTHING and (has_journal(paths) or os.path.exists(paths.idps_csv)):
+        _check_end(paths, record, end)
+
+
+def _check_end(
+    paths: RunPaths, record: NNIterationDataPoint | None, end: Mapping[str, Any] | None
+) -> None:
+    """Refuse a history that ends before the record that LAST committed."""
+    if end is None:
+        return
+    wanted = (int(end["epoch_idx"]), int(end["iter_idx"]))
+    if record is not None and (record.epoch_idx, record.iter_idx) >= wanted:
+        return
+    where = paths.history if has_journal(paths) else paths.idps_csv
+    ends = "has no record" if record is None else f"ends at epoch {record.epoch_idx}"
+    if record is not None and record.epoch_idx == wanted[0]:
+        ends += f", batch {record.batch_idx}"
+    raise HistoryCorruptionError(
+        f"{where} is cut off: it {ends}, but LAST committed epoch {wanted[0]} up to batch "
+        f"{end['batch_idx']}. Restore it from a backup; the checkpoints are not concerned"
+    )
 
 
 def iterate_committed(paths: RunPaths, last: int | None) -> Iterator[NNIterationDataPoint]:

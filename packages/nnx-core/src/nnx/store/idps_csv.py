@@ -168,6 +168,11 @@ def iterate(path: str, last_epoch: int | None = None) -> Iterator[NNIterationDat
             raise HistoryCorruptionError(
                 f"{path} is corrupted: row {number} cannot be read ({error})"
             ) from error
+        if columns is None:
+            raise HistoryCorruptionError(
+                f"{path} is empty: it has not even the names of its columns. Restore it from a "
+                "backup; the checkpoints are not concerned"
+            )
 
 
 class _Lines:

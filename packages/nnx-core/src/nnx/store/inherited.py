@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from nnx.store.paths import PointFiles, RunPaths
 from nnx.store.points import listed, verify_point
 from nnx.store.yamlio import read_yaml
 from nnx.utils import files as fs
+from nnx.utils.caller import warn_caller
 from nnx.utils.folders import make_folder
 from nnx.utils.locks import locked
 
@@ -96,12 +96,11 @@ def take_over(best: InheritedBest, paths: RunPaths, about: Mapping[str, Any]) ->
                 raise FileNotFoundError(what)
             _publish(best, source, target, found, about)
     except FileNotFoundError:
-        warnings.warn(
+        warn_caller(
             f"the BEST checkpoint of run {best.source}, of epoch {best.epoch}, was removed or "
             f"replaced since run {paths.id} continued from it; it has none until an epoch is "
             "better",
             RuntimeWarning,
-            stacklevel=2,
         )
         return False
     return True

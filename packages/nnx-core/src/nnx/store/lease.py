@@ -15,7 +15,7 @@ from nnx.store.errors import RunBusyError
 from nnx.store.paths import MARKER, RunPaths
 from nnx.utils import files as fs
 from nnx.utils.folders import make_folder, remove_tree, remove_tree_quietly
-from nnx.utils.locks import is_held, locked
+from nnx.utils.locks import LockBusyError, held_here, is_held, locked
 
 TRASH = ".trash-"
 _QUIET = {MARKER, ".run.lock"}  # what a reservation holds before the first run file
@@ -29,7 +29,7 @@ def ensure_writable(paths: RunPaths, *, overwrite: bool) -> None:
         raise FileExistsError(f"{paths.dir} is in the way: it is not a run directory")
     if is_held(paths.lease):
         raise RunBusyError(_busy(paths))
-    if paths.exists() and not overwrite:
+    if (paths.exists() or os.path.lexists(paths.replaced)) and not overwrite:
         raise FileExistsError(
             f"run {paths.id} already exists in {paths.root}. Give the new one a salt= or a "
             f"data_id, or replace the old one with overwrite_existing=True."
@@ -38,24 +38,36 @@ def ensure_writable(paths: RunPaths, *, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def lease(paths: RunPaths) -> Iterator[None]:
-    """Be the only process that writes the run; refuse when one does."""
+def lease(paths: RunPaths, *, again: bool = False) -> Iterator[None]:
+    """Be the only one who writes the run; refuse when somebody does.
+
+    A fit holds its run too: what its callbacks call must not change the run under it,
+    unless it says so with ``again``.
+    """
     make_folder(os.path.dirname(paths.lease))
-    with locked(paths.lease, timeout=_GLANCE_SECONDS, what=_what(paths), error=RunBusyError):
+    nested = held_here(paths.lease)
+    with locked(
+        paths.lease, timeout=_GLANCE_SECONDS, what=_what(paths), again=again, error=RunBusyError
+    ):
+        if not nested:
+            end_replacement(paths)
         yield
 
 
 @contextlib.contextmanager
-def writable_lease(paths: RunPaths, *, overwrite: bool) -> Iterator[None]:
+def writable_lease(
+    paths: RunPaths, *, overwrite: bool, until_commit: bool = False
+) -> Iterator[None]:
     """Hold the lease and a fresh reservation of the run's directory.
 
-    An existing run is refused, or replaced with ``overwrite``. A reservation in
-    which no run file was written is released at the end.
+    An existing run is refused, or replaced with ``overwrite``: at once, or
+    ``until_commit`` set aside, to come back at the end unless a point was committed.
+    A reservation in which no run file was written is released at the end.
     """
     ensure_writable(paths, overwrite=overwrite)
     with lease(paths):
         with locked(paths.admission, timeout=_ADMISSION_SECONDS, what=f"the folder {paths.root}"):
-            ensure_free(paths, overwrite=overwrite)
+            ensure_free(paths, overwrite=overwrite, until_commit=until_commit)
             reserved = not os.path.isdir(paths.dir)
             if reserved:
                 fs.disk.mkdir(paths.dir)
@@ -63,21 +75,46 @@ def writable_lease(paths: RunPaths, *, overwrite: bool) -> Iterator[None]:
             _write_marker(paths)
             yield
         finally:
-            if reserved and not paths.exists():
+            if os.path.lexists(paths.replaced):
+                with contextlib.suppress(OSError, LockBusyError):  # whoever comes next does it
+                    end_replacement(paths)
+            elif reserved and not paths.exists():
                 remove_tree_quietly(paths.dir)
             else:
                 release_if_empty(paths)
 
 
-def ensure_free(paths: RunPaths, *, overwrite: bool) -> None:
-    """Under lease and admission: remove the old run, or refuse it."""
+def ensure_free(paths: RunPaths, *, overwrite: bool, until_commit: bool = False) -> None:
+    """Under lease and admission: remove the old run or set it aside, or refuse it."""
     if paths.exists():
         if not overwrite:
             raise FileExistsError(
                 f"run {paths.id} already exists in {paths.root}: another process wrote it meanwhile"
             )
         election.leave(paths)
-        discard(paths)
+        if until_commit:
+            fs.disk.replace(paths.dir, paths.replaced)
+            fs.disk.flush_directory(paths.root)
+        else:
+            discard(paths)
+
+
+def end_replacement(paths: RunPaths) -> None:
+    """Under the lease: a run that was set aside goes once its replacement has committed.
+
+    Before that it comes back, in place of what there is of the other.
+    """
+    if not os.path.lexists(paths.replaced):
+        return
+    with locked(paths.admission, timeout=_ADMISSION_SECONDS, what=f"the folder {paths.root}"):
+        if paths.has_point():
+            _throw_away(paths, paths.replaced)
+            return
+        if os.path.isdir(paths.dir):
+            _throw_away(paths, paths.dir)
+        fs.disk.replace(paths.replaced, paths.dir)
+        fs.disk.flush_directory(paths.root)
+        election.consider(paths)
 
 
 def remove(paths: RunPaths) -> None:
@@ -94,8 +131,12 @@ def remove(paths: RunPaths) -> None:
 
 def discard(paths: RunPaths) -> None:
     """Take a run out of sight in one step, then delete it."""
+    _throw_away(paths, paths.dir)
+
+
+def _throw_away(paths: RunPaths, folder: str) -> None:
     trash = os.path.join(paths.root, f"{TRASH}{paths.id[:100]}-{secrets.token_hex(4)}")
-    fs.disk.replace(paths.dir, trash)
+    fs.disk.replace(folder, trash)
     remove_tree(trash)
 
 

@@ -12,7 +12,7 @@ from nnx.records import NNIterationDataPoint
 from nnx.store import manifest, standing
 from nnx.store.election import best_run_id, run_names
 from nnx.store.errors import ResumePointError
-from nnx.store.paths import BEST_POINTER, LAST, PointFiles, RunPaths, check_name, runs_root
+from nnx.store.paths import BEST_POINTER, LAST, PointFiles, RunPaths, check_name, reading_root
 from nnx.store.yamlio import read_yaml
 from nnx.utils.locks import is_held
 
@@ -38,10 +38,10 @@ class RunRow:
 
 def list_runs(root: str | None = None) -> Iterator[RunRow]:
     """A row for every run of a folder, in order of id."""
-    folder = runs_root(root)
+    folder = reading_root(root)
     holder = best_run_id(folder)
     for name in run_names(folder):
-        paths = RunPaths(folder, name)
+        paths = RunPaths.seen(folder, name)
         try:
             written = os.stat(paths.run_yaml).st_mtime
         except (FileNotFoundError, NotADirectoryError):
@@ -58,8 +58,8 @@ def find_run(prefix: str, root: str | os.PathLike[str] | None = None) -> str:
     if prefix == BEST_POINTER:
         return RunPaths.reading(prefix, root).id
     check_name(prefix, "the run id")
-    folder = runs_root(root)
-    names = [n for n in run_names(folder) if os.path.exists(RunPaths(folder, n).run_yaml)]
+    folder = reading_root(root)
+    names = [n for n in run_names(folder) if os.path.exists(RunPaths.seen(folder, n).run_yaml)]
     if prefix in names:
         return prefix
     found = [name for name in names if name.startswith(prefix)]

@@ -16,6 +16,7 @@ BEST_POINTER = "best"
 STEP = "step"  # the tag of the point inside an epoch
 LAST = "last"
 MARKER = ".history-committed-by-last"
+REPLACED = ".replaced-"  # before the id: where a run waits while another takes its place
 
 # Windows refuses these in any name; a run folder should move between systems.
 _FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
@@ -24,6 +25,25 @@ _FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
 def runs_root(root: str | os.PathLike[str] | None = None) -> str:
     """The folder that holds the runs: ``root``, by default ``$NNX_RUNS`` or ``./runs``."""
     return os.environ.get("NNX_RUNS") or "runs" if root is None else os.fspath(root)
+
+
+def reading_root(root: str | os.PathLike[str] | None, name: str | None = None) -> str:
+    """The folder that holds the runs, for whoever reads: ``root``, or the ``runs`` in it.
+
+    For a run by its ``name``, also the folder above where ``root`` is the run's own.
+    """
+    folder = runs_root(root)
+    inside = os.path.join(folder, "runs")
+    if name is not None:
+        above, own = os.path.split(os.path.abspath(folder))
+        places = [folder, inside, *([above] if own == name else [])]
+        return next((p for p in places if os.path.lexists(os.path.join(p, name))), folder)
+    try:
+        names = os.listdir(inside)
+    except (FileNotFoundError, NotADirectoryError):
+        return folder
+    here = any(os.path.isfile(os.path.join(folder, n, "run.yaml")) for n in os.listdir(folder))
+    return inside if names and not here else folder
 
 
 def check_name(name: object, what: str) -> str:
@@ -71,10 +91,11 @@ def tag_name(tag: Enum | str) -> str:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of one run under one runs root."""
+    """The files of one run under one runs root, in ``folder`` instead of one named ``id``."""
 
     root: str
     id: str
+    folder: str | None = None
 
     @classmethod
     def of(cls, run_id: object, root: str | os.PathLike[str] | None = None) -> RunPaths:
@@ -83,22 +104,39 @@ class RunPaths:
 
     @classmethod
     def reading(cls, run_id: object, root: str | os.PathLike[str] | None = None) -> RunPaths:
-        """Like :meth:`of`, and ``"best"`` follows the pointer to the best run."""
+        """Like :meth:`of`, and ``"best"`` follows the pointer to the best run.
+
+        ``root`` may also be the folder that holds ``runs``, or the run's own.
+        """
         if run_id == BEST_POINTER:
             from nnx.store.election import best_run_id
 
             found = best_run_id(root)
             if found is None:
                 raise FileNotFoundError(
-                    f"there is no best run in {runs_root(root)}: no run has a committed "
+                    f"there is no best run in {reading_root(root)}: no run has a committed "
                     f"BEST checkpoint that can be compared"
                 )
             run_id = found
-        return cls.of(run_id, root)
+        name = check_run_id(run_id)
+        return cls.seen(reading_root(root, name), name)
+
+    @classmethod
+    def seen(cls, root: str, name: str) -> RunPaths:
+        """The run that readers find under a name: one that is being replaced stays, until the
+        first commit of what replaces it."""
+        paths = cls(root, name)
+        if os.path.lexists(paths.replaced) and not paths.has_point():
+            return cls(root, name, os.path.basename(paths.replaced))
+        return paths
 
     @cached_property
     def dir(self) -> str:
-        return os.path.join(self.root, self.id)
+        return os.path.join(self.root, self.folder or self.id)
+
+    @cached_property
+    def replaced(self) -> str:
+        return os.path.join(self.root, f"{REPLACED}{self.id}")
 
     @cached_property
     def run_yaml(self) -> str:
@@ -152,6 +190,11 @@ class RunPaths:
         for folder in (self.dir, self.checkpoints):
             if os.path.islink(folder):
                 raise FileExistsError(f"{folder} is in the way: it is a symbolic link, not a run")
+
+    def has_point(self) -> bool:
+        """Whether a fit has committed anything: an epoch, or a point inside one."""
+        points = (PointFiles(self.checkpoints, tag).checkpoint for tag in (LAST, STEP))
+        return any(map(os.path.lexists, points))
 
     def exists(self) -> bool:
         """Whether anything of the run is there, beyond an empty reservation."""

@@ -21,12 +21,12 @@ from nnx.records import NNIterationDataPoint, ResumeStatus
 from nnx.store import election, idps_csv, lease, providers
 from nnx.store.errors import RunBusyError
 from nnx.store.history_of import has_journal, read_history
-from nnx.store.paths import RunPaths, check_run_id, runs_root
+from nnx.store.paths import RunPaths, check_run_id, reading_root, runs_root
 from nnx.store.yamlio import read_yaml, write_yaml
 from nnx.utils import validation as check
 from nnx.utils.caller import warn_caller
 from nnx.utils.folders import make_folder
-from nnx.utils.locks import locked
+from nnx.utils.locks import held_here, locked
 
 if TYPE_CHECKING:
     from nnx.compilation import CompileRecord
@@ -97,7 +97,8 @@ class NNRun:
 
         Each file is replaced atomically. Afterwards the run may claim
         ``runs/best`` if its BEST checkpoint is there. Refuses a run that
-        another process is training.
+        another process is training. In a callback of the run's own fit the history is
+        left to the fit, which commits it.
         """
         paths = RunPaths.of(self.id, root)
         if self.history is not None and not _same_path(self.history, paths.history):
@@ -106,11 +107,13 @@ class NNRun:
                 f"the copy would have none. Export it with nnx.history.export_history_csv."
             )
         paths.refuse_link()
-        with lease.lease(paths):
+        own_fit = held_here(paths.lease)
+        with lease.lease(paths, again=True):
             make_folder(paths.dir)
             with locked(paths.lock, timeout=120, what=f"run {paths.id}", error=RunBusyError):
                 write_config(self, paths)
-                if self.idps is not None and self.history is None and not has_journal(paths):
+                untouched = own_fit or self.history is not None or has_journal(paths)
+                if self.idps is not None and not untouched:
                     idps_csv.write(paths.idps_csv, self.idps)
                 if update_best:
                     election.consider(paths)
@@ -120,6 +123,7 @@ class NNRun:
     def load(id: str, root: str | None = None) -> NNRun:
         """Read a run with its committed history; ``"best"`` follows the pointer.
 
+        ``root`` is the runs folder, the folder that holds it as ``runs``, or the run's own.
         Loads no torch and no checkpoint. History newer than LAST was never
         committed and is left out; an empty or damaged LAST is refused.
         """
@@ -134,14 +138,16 @@ class NNRun:
 
     @staticmethod
     def all(root: str | None = None) -> list[NNRun]:
-        """Every run of a runs folder, sorted by id; ``[]`` when there is no such folder.
+        """Every run of a runs folder (or of the ``runs`` in it), sorted by id.
+
+        ``[]`` when there is no such folder.
 
         A run that cannot be read is left out with a warning.
         """
         runs = []
-        folder = runs_root(root)
+        folder = reading_root(root)
         for name in election.run_names(folder):
-            paths = RunPaths(folder, name)
+            paths = RunPaths.seen(folder, name)
             if not os.path.isfile(paths.run_yaml):
                 continue
             try:
@@ -298,7 +304,7 @@ def _read(paths: RunPaths) -> NNRun:
     return replace(
         run,
         idps=read_history(paths),
-        history=paths.history if has_journal(paths) else None,
+        history=os.path.abspath(paths.history) if has_journal(paths) else None,
         resume_status=_told(paths, metadata, "resume", ResumeStatus.from_state),
         provenance=_provenance(paths),
         precision=_told(paths, metadata, "precision", _precision),

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nnx.records import NNIterationDataPoint
 from nnx.store import election, inherited, lease, listing, manifest, shards, standing
 from nnx.store.commit import Commit, Current, remove_point
-from nnx.store.errors import ResumePointError
+from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.idps_csv import CsvHistory
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
 from nnx.store.points import ResumePoint
 from nnx.store.run import NNRun, write_config, write_metadata
 from nnx.store.standing import BEST
 from nnx.utils import files as fs
+from nnx.utils.caller import warn_caller
 from nnx.utils.folders import make_folder
 from nnx.utils.locks import locked
 
@@ -49,6 +50,7 @@ class HistoryWriter(Protocol):
     def add(self, record: NNIterationDataPoint) -> None: ...
     def replace_last(self, record: NNIterationDataPoint) -> None: ...
     def discard(self) -> None: ...
+    def abandon(self) -> None: ...
     def commit(self, flushes: fs.Flushes) -> None: ...
     def rollback(self) -> None: ...
     def everything(self) -> Sequence[NNIterationDataPoint]: ...
@@ -71,6 +73,9 @@ class TableWriter:
 
     def discard(self) -> None:
         del self.view[self._written :]
+
+    def abandon(self) -> None:
+        """Nothing is on the disk before the first commit."""
 
     def everything(self) -> Sequence[NNIterationDataPoint]:
         return self.view
@@ -123,6 +128,7 @@ class RunWriter:
         self._generations: dict[str, Current] = {}
         self._step_written = False
         self._begun = False
+        self._replaces = os.path.lexists(paths.replaced)
 
     @classmethod
     @contextlib.contextmanager
@@ -147,7 +153,7 @@ class RunWriter:
         """
         paths = RunPaths.of(run.id, root)
         link = _parent_link(parent, root) if isinstance(parent, ResumePoint) else parent
-        with lease.writable_lease(paths, overwrite=overwrite):
+        with lease.writable_lease(paths, overwrite=overwrite, until_commit=True):
             writer = cls(run, paths, history, provenance, link, best)
             try:
                 writer.attempts.start()
@@ -157,6 +163,7 @@ class RunWriter:
                     writer.attempts.fail(error, writer._compile_record())
                 else:
                     writer.attempts.remove()
+                    writer._history.abandon()
                 raise
 
     # Records
@@ -230,6 +237,7 @@ class RunWriter:
         finally:
             if BEST in commit.published:
                 self._best = checkpoint.idp
+        self._let_go()
         self._after(best, deferred or {}, sharded)
         return Committed(commit.generation(LAST), commit.checkpoint_id, checkpoint.idp.epoch_idx)
 
@@ -239,12 +247,18 @@ class RunWriter:
         training_state: Mapping[str, Any] | None,
         *,
         sharded: Shards | None = None,
-    ) -> Committed:
-        """Write LAST of the committed epoch again, as it is after training ended."""
-        with self._point(checkpoint, training_state, [LAST], sharded=sharded) as commit:
+    ) -> None:
+        """Write LAST of the committed epoch again, as it is after training ended.
+
+        A disk that fails here costs no epoch: LAST stays the one that was committed, and
+        a warning says so.
+        """
+        commit = self._point(checkpoint, training_state, [LAST], sharded=sharded)
+        with _only_warned("LAST as on_train_end left the net"), commit:
             commit.publish(LAST)
             self._note(commit, checkpoint)
-        return Committed(commit.generation(LAST), commit.checkpoint_id, checkpoint.idp.epoch_idx)
+        if sharded is not None and LAST not in commit.published:
+            self.drop_shards(sharded.folder)
 
     def shard_folder(self) -> str:
         """A new folder for the sharded tensors of the next point."""
@@ -280,17 +294,23 @@ class RunWriter:
         with self._point(checkpoint, training_state, [STEP]) as commit:
             commit.publish(STEP)
         self._step_written = True
+        self._let_go()
 
     def finish(self) -> NNRun:
-        """Write what is known at the end; the run to hand to the caller."""
-        if self._begun:
-            with self._run_lock():
-                write_metadata(self.run, self.paths)
-        self.attempts.complete(self._compile_record())
+        """Write what is known at the end; the run to hand to the caller.
+
+        Every epoch is committed: what cannot be written now is a warning.
+        """
+        with _only_warned("the last of the run's metadata"):
+            if self._begun:
+                with self._run_lock():
+                    write_metadata(self.run, self.paths)
+        with _only_warned("that the attempt completed"):
+            self.attempts.complete(self._compile_record())
         run = replace(
             self.run,
             idps=list(self._history.view),
-            history=None if self._journal is None else self.paths.history,
+            history=None if self._journal is None else os.path.abspath(self.paths.history),
         )
         if self.attempts.manifest is not None:
             from nnx.provenance import ProvenanceRecord
@@ -362,6 +382,13 @@ class RunWriter:
         if self._step_written:
             self._drop_step()
 
+    def _let_go(self) -> None:
+        """Remove the run that this one replaces; whoever comes next does it otherwise."""
+        if self._replaces:
+            self._replaces = False
+            with contextlib.suppress(OSError):
+                lease.end_replacement(self.paths)
+
     def _drop_step(self) -> None:
         files = PointFiles(self.paths.checkpoints, STEP)
         with locked(files.lock):
@@ -374,6 +401,18 @@ class RunWriter:
 
     def _compile_record(self) -> dict[str, Any] | None:
         return None if self.run.compile is None else self.run.compile.record()
+
+
+@contextlib.contextmanager
+def _only_warned(what: str) -> Iterator[None]:
+    """Make a disk that fails after the last commit a warning, so that the run is returned."""
+    try:
+        yield
+    except (OSError, RunBusyError) as error:
+        warn_caller(
+            f"the training is finished and committed, but {what} could not be written: {error}",
+            RuntimeWarning,
+        )
 
 
 def _parent_link(point: ResumePoint, root: str | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import warnings
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the first frame that is outside the namespace ``nnx``."""
+    """Warn at the first frame that is outside the namespace ``nnx`` and its ``with`` blocks."""
     level = 2
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
@@ -17,4 +17,4 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _is_ours(module: str) -> bool:
-    return module == "nnx" or module.startswith("nnx.")
+    return module == "nnx" or module.startswith(("nnx.", "contextlib"))

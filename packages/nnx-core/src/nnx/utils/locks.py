@@ -99,6 +99,7 @@ def locked(
     timeout: float = -1,
     what: str = "the file",
     optional: bool = False,
+    again: bool = True,
     error: type[LockBusyError] = LockBusyError,
 ) -> Iterator[None]:
     """Hold the lock file at ``path``, created when missing.
@@ -106,11 +107,14 @@ def locked(
     ``timeout`` is in seconds: 0 tries once, -1 waits for ever; running out of
     it raises ``error``, which names ``what``. ``optional`` goes on
     without the lock where the file cannot be created (a read-only folder, in
-    which nobody writes either).
+    which nobody writes either). Without ``again``, a lock that this very thread holds
+    already is busy too.
     """
     key = (os.path.abspath(path), threading.get_ident())
     with _guard:
         nested = key in _held
+        if nested and not again:
+            raise error(f"{what} is in use by this very process (lock {key[0]})")
         if nested:
             _held[key] += 1
     if not nested:
@@ -154,6 +158,11 @@ def _take(path: str, timeout: float, *, shared: bool = False) -> Any:
             if error.errno not in _NO_FLOCK:
                 raise
     return _Filelock(path, timeout, shared=shared)
+
+
+def held_here(path: str | os.PathLike[str]) -> bool:
+    """Whether this very thread holds the lock."""
+    return (os.path.abspath(path), threading.get_ident()) in _held
 
 
 def is_held(path: str | os.PathLike[str]) -> bool:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nnx.utils.caller import warn_caller
 from nnx.utils.files import atomic_write
 from nnx.viz._common import PALETTE, require
 from nnx.viz.report import lineage
@@ -112,11 +113,19 @@ def _epoch_rows(run: NNRun) -> list[NNIterationDataPoint]:
     """The run's records, or the last one of each epoch of a journal, without its chunks."""
     if not run.history:
         return list(run.idps or [])
-    from nnx.history.reading import Journal
+    from nnx.history.reading import HistoryCorruptionError, Journal
     from nnx.records import NNIterationDataPoint
 
-    rows = Journal.open(run.history).epochs(run.idps[-1].epoch_idx if run.idps else -1)
-    return [NNIterationDataPoint.from_state(row["last"]) for row in rows]
+    try:
+        rows = Journal.open(run.history).epochs(run.idps[-1].epoch_idx if run.idps else -1)
+        return [NNIterationDataPoint.from_state(row["last"]) for row in rows]
+    except (HistoryCorruptionError, KeyError, TypeError) as error:
+        shown = list(run.idps or [])
+        warn_caller(
+            f"the chart of run {run.id} shows its last {len(shown)} records: {error}",
+            RuntimeWarning,
+        )
+        return shown
 
 
 def _title(views: Sequence[RunView]) -> str:
