@@ -38,6 +38,7 @@ __all__ = [
     "adapter_for",
     "build_module",
     "check_recorded",
+    "check_exportable",
     "check_state_topology",
     "check_topology",
     "check_wrapped_weights",
@@ -122,6 +123,15 @@ def build_module(spec: ModelSpec) -> nn.Module:
             f"not {type(module).__name__}"
         )
     return module
+
+
+def check_exportable(module: nn.Module) -> None:
+    """Refuse ONNX for a module that says ``exportable = False``, before anything is written."""
+    if getattr(module, "exportable", True) is False:
+        raise TypeError(
+            f"{type(module).__name__} cannot be exported to ONNX; export_state_dict() keeps "
+            "its weights"
+        )
 
 
 # -- topology ------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from nnx.models import (
     MissingModelFactoryError,
     adapter_for,
     build_module,
+    check_exportable,
     module_topology,
     state_topology,
 )
@@ -277,6 +278,7 @@ class NNModel:
         dynamo: bool = False,
     ) -> str:
         """Export the network to ONNX (needs nnx-hub) and return ``path``."""
+        check_exportable(self.net)
         export = _exporter("onnx", "to_onnx", extra="onnx")
         return export(
             self, path, example_input=example_input, input_names=input_names,

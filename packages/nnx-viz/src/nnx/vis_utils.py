@@ -377,6 +377,11 @@ def _held_out_logits(
     targets: list[np.ndarray] = []
     seen = 0
     for batch in loader:
+        if getattr(batch, "graph_id", None) is not None:
+            raise ValueError(
+                "this loader gives batches of whole graphs, whose rows are no samples of a "
+                "dataset; draw the logits of predict_proba(...) by their graph ids instead"
+            )
         _, _, target = model.split_batch(batch)
         predicted = np.asarray(model.predict([batch]).logits)
         logits.append(predicted.reshape(len(predicted), -1))

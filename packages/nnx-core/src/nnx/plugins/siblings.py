@@ -63,7 +63,15 @@ MODULES: dict[str, tuple[str, ...]] = {
 IDS: dict[str, tuple[str, ...]] = {
     "nnx-peft": ("lora", "low_rank", "torchao_qat"),
     "nnx-lm": ("transformer", "lm."),
-    "nnx-graph": ("graph_att", "graph_conv", "graph_sage", "nnx.graph", "nnx.link"),
+    "nnx-graph": (
+        "graph_att",
+        "graph_conv",
+        "graph_sage",
+        "nnx.graph_classifier",
+        "nnx.link_predictor",
+        "nnx.link_ap",
+        "nnx.link_auroc",
+    ),
     "nnx-viz": ("run.html", "report", "watch"),
     "nnx-hub": ("onnx", "safetensors", "hub"),
     "nnx-paradigms": ("vit", "feed_fwd_moe", "diffusion.", "jepa."),
@@ -72,7 +80,7 @@ IDS: dict[str, tuple[str, ...]] = {
 
 
 # Reserved: these distributions contribute nothing yet, so installing one would not help.
-RESERVED = frozenset({"nnx-graph", "nnx-hub", "nnx-paradigms", "nnx-eval"})
+RESERVED = frozenset({"nnx-hub", "nnx-paradigms", "nnx-eval"})
 
 
 def install_line(distribution: str, extra: str | None = None) -> str:

@@ -38,12 +38,12 @@ def netron_export(
     written, and ``TypeError`` for a mapping of keyword inputs.
     """
     import torch
+    from nnx.models import check_exportable
 
     require("onnx", "nnx.viz.netron_export", extra="onnx")
     netron = require("netron", "netron_export(launch=True)", extra="netron") if launch else None
     net = unwrap(model)
-    if getattr(net, "exportable", True) is False:
-        raise TypeError(f"{type(net).__name__} cannot be exported to ONNX")
+    check_exportable(net)
     inputs = to_device_of(net, _positional(example_input))
     names = [f"input_{i}" for i in range(len(inputs))]
     axes = {n: {0: "batch"} for n in [*names, "output"]} if dynamic_batch else None

@@ -1,0 +1,10 @@
+from .encoders import EncoderSpec as EncoderSpec
+from .encoders import GraphEncoder as GraphEncoder
+from .dataset import NNGraphDataset as NNGraphDataset
+from .loading import NeighborBatches as NeighborBatches
+from .nets import GraphAttNN as GraphAttNN
+from .nets import GraphConvNN as GraphConvNN
+from .nets import GraphNNBase as GraphNNBase
+from .nets import GraphSageNN as GraphSageNN
+from .sampling import NeighborSampler as NeighborSampler
+from .sampling import Neighbourhood as Neighbourhood

@@ -1,0 +1,7 @@
+"""Classification of whole graphs: one row per graph, named by the graph's id."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,10 @@
+from .classifier import FACTORY_ID as FACTORY_ID
+from .classifier import GraphClassifier as GraphClassifier
+from .classifier import graph_classifier_spec as graph_classifier_spec
+from .collection import IGNORE as IGNORE
+from .collection import GraphCollection as GraphCollection
+from .collection import GraphTaskError as GraphTaskError
+from .collection import check_graph_batch as check_graph_batch
+from .collection import is_graph_collection_batch as is_graph_collection_batch
+from .pooling import POOLS as POOLS
+from .pooling import GraphPool as GraphPool

@@ -1,0 +1,15 @@
+from .metrics import MetricValue as MetricValue
+from .metrics import link_metrics as link_metrics
+from .metrics import link_ranking as link_ranking
+from .predictor import FACTORY_ID as FACTORY_ID
+from .predictor import LinkPredictor as LinkPredictor
+from .predictor import is_link_batch as is_link_batch
+from .predictor import link_predictor_spec as link_predictor_spec
+from .split import FORMAT as FORMAT
+from .split import LinkSplit as LinkSplit
+from .split import LinkTaskError as LinkTaskError
+from .split import split_links as split_links
+from .task import LinkEval as LinkEval
+from .task import LinkObjective as LinkObjective
+from .task import LinkPrediction as LinkPrediction
+from .task import LinkTask as LinkTask
