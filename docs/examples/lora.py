@@ -37,14 +37,14 @@ model.train(NNTrainParams(n_epochs=8, seed=0, train_loader=loader(0.0)))
 base = {name: weight.clone() for name, weight in model.net.state_dict().items()}
 before = model.evaluate(loader(3.0)).accuracy
 
-apply_lora_to(model.net, "layers.*", r=4, alpha=8.0)
+apply_lora_to(model.net, "layers.*", r=4, alpha=8.0, freeze_base=True)
 model.train(NNTrainParams(n_epochs=8, seed=0, train_loader=loader(3.0)), salt="adapted")
 after = model.evaluate(loader(3.0)).accuracy
 save_lora_weights(model.net, "adapter.pt")
 
 again = net()
 again.net.load_state_dict(base)
-apply_lora_to(again.net, "layers.*", r=4, alpha=8.0)
+apply_lora_to(again.net, "layers.*", r=4, alpha=8.0, freeze_base=True)
 load_lora_weights(again.net, "adapter.pt")
 trained = sum(p.numel() for p in model.net.parameters() if p.requires_grad)
 total = sum(p.numel() for p in model.net.parameters())

@@ -87,7 +87,9 @@ def nnx_exporters() -> Mapping[str, Any]:  # type: ignore[empty-body]
 def nnx_transforms() -> Versioned:  # type: ignore[empty-body]
     """Replays of recorded topology transforms: ``return {("acme.lora", 1): "acme.lora:replay"}``.
 
-    A replay takes ``(net, options)`` and returns the transformed net.
+    A replay takes ``(net, options)`` and returns the transformed net. One that also has
+    ``changes(net, options)`` yields ``(submodule, what)`` for each setting that a rebuild
+    would not bring back; a checkpoint is then not written.
     """
 
 
