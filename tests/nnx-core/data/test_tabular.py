@@ -87,7 +87,10 @@ def test_features_and_classes_are_the_rows_of_the_frame():
         assert y.tolist() == df["label"].iloc[part].tolist()
     assert (ds.input_dim, ds.output_dim) == (2, 3)
     assert y.dtype is torch.int64
-    assert ds.state() == {"name": "tabular", "input_dim": 2, "output_dim": 3}
+    assert ds.state() == {
+        "name": "tabular", "input_dim": 2, "output_dim": 3,
+        "train_size": 28, "val_size": 6, "test_size": 6,
+    }  # fmt: skip
     assert dataset(name_override="iris").name == "iris"
     pd.testing.assert_frame_equal(df, frame())
 
@@ -141,7 +144,8 @@ def test_a_floating_target_dtype_is_a_regression():
     ds = dataset(df, target_col="price", target_dtype=torch.float32, seed=1)
     assert ds.output_dim == 1
     y = torch.cat([part[1] for part in contents(ds)])
-    assert y.shape == (N,)
+    assert y.shape == (N, 1)
+    assert next(iter(ds.train_loader))[1].shape == (28, 1)
     assert y.dtype is torch.float32
     assert int(y.isnan().sum()) == 1  # an unknown target, which a regression task masks
 
@@ -175,6 +179,41 @@ def test_a_target_that_is_none_is_refused_by_row(column, options, message):
     df["label"] = column
     with pytest.raises(ValueError, match=message):
         dataset(df, **options)
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ([0, 2], r"no row is of class 1, and the highest class is 2.*\.cat\.codes"),
+        ([1, 2], "no row is of class 0"),
+        ([-1, 1, 5], "no row is of class 0, and the highest class is 5"),
+    ],
+)
+def test_labels_with_gaps_are_refused(classes, message):
+    df = frame()
+    df["label"] = [classes[i % len(classes)] for i in range(N)]
+    with pytest.raises(ValueError, match=message):
+        dataset(df)
+
+
+def test_a_refusal_draws_nothing_from_the_global_stream():
+    df = frame()
+    df["label"] = [0, 2] * (N // 2)
+    broken = frame()
+    broken["income"] = broken["income"].where(broken.index != 3)
+    for table, options in ((df, {}), (broken, {}), (broken, {"standardize": True})):
+        torch.manual_seed(4)
+        before = torch.get_rng_state()
+        with pytest.raises(ValueError):
+            dataset(table, **options, val_proportion=0.0, test_proportion=0.0)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_split_beside_a_seed_is_refused():
+    df = frame()
+    plan = plan_split(df["id"], strategy="stratified", labels=df["label"], seed=1)
+    with pytest.raises(ValueError, match="seed draws a split, and split= gives one already"):
+        dataset(df, split=plan, id_col="id", seed=1)
 
 
 def test_masked_classes_do_not_count():

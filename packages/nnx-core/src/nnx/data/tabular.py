@@ -34,12 +34,13 @@ class NNTabularDataset(NNDatasetBase):
     """Columns of ``df`` as ``(features, target)`` batches for three splits.
 
     Features are ``(B, len(feature_cols))`` of ``feature_dtype``. Targets are
-    ``(B,)``: class indices (``int64``) by default, and the values themselves for a
-    floating ``target_dtype`` (a regression; NaN marks an unknown target).
-    ``output_dim`` is the highest class + 1, or 1.
+    ``(B,)`` class indices (``int64``) by default, from 0 on without a gap (negative
+    ones may mark rows to ignore), and ``(B, 1)`` values for a floating
+    ``target_dtype`` (a regression; NaN marks an unknown target). ``output_dim`` is
+    the number of classes, or 1.
 
     Rows are split by ``random_split`` (``seed``, or the global torch stream), or
-    by ``split``, a manifest over the ids in ``id_col`` that asks for its
+    by ``split`` (without a ``seed``), a manifest over the ids in ``id_col`` that asks for its
     ``source_identity`` again. ``standardize=True`` fits a ``standardizer`` on the
     training rows; a fitted one is applied as it is. ``df`` is never changed.
     ``batch_sizes`` are (train, val, test), ``None`` for the whole split.
@@ -63,6 +64,14 @@ class NNTabularDataset(NNDatasetBase):
 
     def __post_init__(self) -> None:
         self._check()
+        stream = torch.get_rng_state()
+        try:
+            self._build()
+        except BaseException:
+            torch.set_rng_state(stream)  # the draw of a split that came to nothing
+            raise
+
+    def _build(self) -> None:
         parts, excluded = self._membership()
         admitted = np.setdiff1d(np.arange(len(self.df)), np.asarray(excluded, dtype=np.int64))
         self._fit(parts[0])
@@ -74,7 +83,11 @@ class NNTabularDataset(NNDatasetBase):
         self._publish([Subset(table, list(rows)) for rows in parts], self.batch_sizes)
 
     def state(self) -> dict[str, Any]:
+        """What the dataset is, with the number of rows in each split."""
         state = super().state()
+        for name in ("train", "val", "test"):
+            loader = getattr(self, f"{name}_loader")
+            state[f"{name}_size"] = 0 if loader is None else len(loader.dataset)
         if self.split is not None:
             state["split"] = self.split.digest()
         if self.standardizer is not None:
@@ -120,6 +133,10 @@ class NNTabularDataset(NNDatasetBase):
                 )
             return
         check.instance(_OWNER, "split", self.split, SplitManifest)
+        if self.seed is not None:
+            raise ValueError(
+                f"{_OWNER}.seed draws a split, and split= gives one already; pass one of them"
+            )
         if self.split.ids == "sample" and not self._id:
             raise ValueError(
                 "this split names samples by id: say which column holds the ids with id_col="
@@ -204,12 +221,23 @@ class NNTabularDataset(NNDatasetBase):
         )
         if dtype.is_floating_point:
             self.output_dim = 1
-        else:
-            top = int(y[torch.from_numpy(admitted)].max())
-            if top < 0:
-                raise ValueError(f"{label} holds no class: every value is negative")
-            self.output_dim = top + 1
+            return y[:, None]
+        self.output_dim = _count_classes(y[torch.from_numpy(admitted)], label)
         return y
+
+
+def _count_classes(y: torch.Tensor, label: str) -> int:
+    present = torch.unique(y[y >= 0]).tolist()
+    if not present:
+        raise ValueError(f"{label} holds no class: every value is negative")
+    missing = next((i for i, c in enumerate(present) if i != c), None)
+    if missing is not None:
+        raise ValueError(
+            f"{label} has a gap: no row is of class {missing}, and the highest class is "
+            f"{present[-1]}. Number the classes from 0 on without gaps, for example with "
+            f'.astype("category").cat.codes'
+        )
+    return len(present)
 
 
 class _ColumnError(ValueError):
