@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,6 +39,8 @@ def nnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nnx:
     def nnx(*arguments: str) -> Outcome:
         os.environ["NNX_RUNS"] = os.environ["NNX_TQDM_DISABLE"] = ""
         result = CliRunner().invoke(build(), arguments, catch_exceptions=True)
+        # What a terminal reads never tells it to pass an argument of Python.
+        assert not re.search(r"\b[a-z_]+=(True|False|None|\W|$)", result.stderr), result.stderr
         return Outcome(result.exit_code, result.stdout, result.stderr)
 
     return nnx

@@ -78,7 +78,7 @@ def test_classes_that_are_numbers_are_in_numeric_order(tmp_path: Path) -> None:
 
 def test_missing_cells_are_filled_from_the_training_rows_when_asked(tmp_path: Path) -> None:
     table = table_of(
-        tmp_path, "a,c,y", "1,red,u", "3,red,v", "2,blue,u", "oops,NA,v", ",green,u", "100,green,v"
+        tmp_path, "a,c,y", "1,red,u", "3,red,v", "2,blue,u", "?,NA,v", ",green,u", "100,green,v"
     )
     prepared = fit(table, target="y", rows=[0, 1, 2], impute=True)
     fills = {f.name: f.fill for f in prepared.features}
@@ -88,6 +88,17 @@ def test_missing_cells_are_filled_from_the_training_rows_when_asked(tmp_path: Pa
         inputs[3], inputs[4] * torch.tensor([1, 0, 0, 0]) + torch.tensor([0.0, 0, 0, 1])
     )
     assert inputs[3, 0] == 0.0  # the mean of 1, 3 and 2 is their median
+    assert prepared.filled(table) == "2 in 'a' with 2.0, 1 in 'c' with 'red'"
+
+
+def test_a_cell_that_holds_something_is_never_filled(tmp_path: Path) -> None:
+    prepared = fit(
+        table_of(tmp_path, "a,c,y", "1,red,u", "3,red,v", ",blue,u"), target="y", rows=[0, 1],
+        impute=True,
+    )  # fmt: skip
+    for cell in ("1,238", "$5", "oops", "1_000", "inf"):
+        with pytest.raises(TableError, match=r"row 1 \(line 2\), column 'a': .* is not a number"):
+            prepared.inputs(table_of(tmp_path, "a,c,y", f'"{cell}",red,u'))
 
 
 @pytest.mark.parametrize(
@@ -100,8 +111,32 @@ def test_missing_cells_are_filled_from_the_training_rows_when_asked(tmp_path: Pa
         ),
         (
             "age,y", ["1,a", "2,b", "old,a"], {},
-            r"row 3 \(line 4\), column 'age': 'old' is not a number\. Mend the cell, train with "
-            "--impute, or read the column as categories with --categorical age",
+            r"row 3 \(line 4\), column 'age': 'old' is not a number\. Mend the cell, read the "
+            "column as categories with --categorical age, or leave it out with --drop age",
+        ),
+        (
+            "net price,y", ["1.5,a", "2.5,b", "$3,a"], {"impute": True},
+            r"'\$3' is not a number as a program writes it \(digits and a point\)\. Mend the "
+            "cell, read the column as categories with --categorical 'net price', or leave it out "
+            "with --drop 'net price'",
+        ),
+        (
+            "p,y", ['"1,238",a', '"2,500",b', "7,a", ",b"], {"impute": True},
+            r"row 1 \(line 2\), column 'p': '1,238' is not a number as a program writes it "
+            r"\(digits and a point\), and most of the column is written like it\. Mend the column",
+        ),
+        (
+            "p,y", [f'"{n},5",{"ab"[n % 2]}' for n in range(6)], {},
+            r"column 'p': '0,5' is not a number as a program writes it",
+        ),
+        (
+            "a,y", [f'{n},"{n},5"' for n in range(30)], {},
+            "'0,5' is not a number .* the target has 30 distinct values like it; mend them, and "
+            "to predict a number pass --regression",
+        ),
+        (
+            "a,y", ['1,"0,5"', '2,"1,5"'], {"regression": True},
+            r"'0,5' is not a number as a program writes it \(digits and a point\), which --regr",
         ),
         (
             "c,y", ["red,a", ",b"], {},

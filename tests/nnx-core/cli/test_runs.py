@@ -320,7 +320,7 @@ def test_a_full_disk_behind_the_output_is_said_in_one_line(nnx, two):
             [sys.executable, "-m", "nnx", "show", "best"], stdout=full, stderr=subprocess.PIPE
         )
     assert done.returncode == 1
-    assert done.stderr == b"nnx: No space left on device\n"
+    assert done.stderr == b"nnx: the standard output: No space left on device\n"
 
 
 @pytest.mark.alone

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nnx.cli.table import TableError, is_missing, number, read_table
+from nnx.cli.table import (
+    TableError,
+    delimiter_of,
+    is_missing,
+    looks_like_a_number,
+    number,
+    read_table,
+)
+from nnx.utils.identity import hash_file
 
 
 def write(tmp_path: Path, text: str, *, encoding: str = "utf-8") -> str:
@@ -45,11 +53,51 @@ def test_another_delimiter_can_be_asked_for(tmp_path: Path) -> None:
         ("a,b\n1,2\n3\n", r"row 2 \(line 3\) has 1 cells, but the header names 2 columns"),
         ("a,b\n1,2,3\n", r"row 1 \(line 2\) has 3 cells, but the header names 2 columns"),
         ("a;b\n1;2\n", "has one column, 'a;b'; if ';' separates its cells, pass --delimiter ';'"),
+        ("a\tb\n1\t2\n", r"if '\\t' separates its cells, pass --delimiter tab"),
+        (
+            'a,b\n1,x\n2,"y\n3,z\n4,w\n',
+            r"lines 3 to 5: a quote opens a cell of this row and is not closed; a quote inside a "
+            'quoted cell is written as ""',
+        ),
+        (
+            'a,b\n1,"x" y\n',
+            r"line 2: the quotes of this row are broken \(',' expected after '\"'\)",
+        ),
+        (
+            'a,b\n1,"x\n2,y\n3,z\n4,w"\n',
+            "lines 2 to 5 are one row, because a quote opens in line 2 and closes in line 5, but "
+            "the 2 lines between them look like rows of their own",
+        ),
     ],
 )
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(TableError, match=message):
         read_table(write(tmp_path, text))
+
+
+def test_an_open_quote_in_a_long_table_is_named_by_the_line_that_opens_it(tmp_path: Path) -> None:
+    rows = [f"{n},{'x' * 100}" for n in range(3000)]
+    rows[30] = '30,"open'
+    with pytest.raises(TableError, match=r"lines 32 to \d+: a quote opens a cell of this row"):
+        read_table(write(tmp_path, "a,b\n" + "\n".join(rows) + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "character"), [("\\t", "\t"), ("tab", "\t"), ("\t", "\t"), (";", ";"), ("'", "'")]
+)
+def test_a_delimiter_can_be_typed(typed: str, character: str) -> None:
+    assert delimiter_of(typed) == character
+
+
+@pytest.mark.parametrize("typed", ["", ";;", '"', "\n"])
+def test_what_cannot_be_a_delimiter_is_refused(typed: str) -> None:
+    with pytest.raises(TableError, match="--delimiter is one character, or tab"):
+        delimiter_of(typed)
+
+
+def test_the_digest_is_of_the_bytes_that_were_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "a,b\n" + "1,2\n" * 100_000)
+    assert read_table(path).digest == hash_file(path).value
 
 
 def test_text_in_another_encoding_is_refused(tmp_path: Path) -> None:
@@ -85,6 +133,34 @@ def test_what_counts_as_a_number(cell: str, value: float | None) -> None:
 
 
 cells = st.text(st.characters(blacklist_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), max_size=8)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "1,238",
+        "1.238,50",
+        "1 238",
+        "2,5",
+        "-2,5",
+        "$5",
+        "5 €",
+        "€-1,5",
+        "12%",
+        "1'000",
+        "12",
+        "1.5",
+    ],
+)
+def test_what_looks_like_a_number(cell: str) -> None:
+    assert looks_like_a_number(cell)
+
+
+@pytest.mark.parametrize(
+    "cell", ["", "a", "12a", "1,2,3", "2020-01-02", "1.2.3", "12:30", "$", "-"]
+)
+def test_what_does_not_look_like_a_number(cell: str) -> None:
+    assert not looks_like_a_number(cell)
 
 
 @settings(max_examples=50, deadline=None)

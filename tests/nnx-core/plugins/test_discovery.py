@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import nnx
+import pytest
 
 Install = Callable[..., None]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -375,3 +377,39 @@ def test_a_plugin_adds_a_command(install: Install, run: Run) -> None:
     assert "command lost@v1 of plugin 'acme-cli' (acme-cli) cannot be imported" in lost.stderr
     # Core's own commands cannot be taken over.
     assert "acme-cli" in run("plugins").stdout
+
+
+BROKEN_COMMANDS = """
+    from nnx.plugins import hookimpl
+
+    @hookimpl
+    def nnx_commands():
+        return {"acme-absent": "no_such_module_of_acme:run", "acme-wrong": "acme_wrong:run"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("acme-absent", "No module named 'no_such_module_of_acme'"),
+        ("acme-wrong", "ValueError: no licence"),
+    ],
+)
+def test_a_command_that_cannot_be_imported_says_whose_it_is_and_the_way_out(
+    install: Install, run: Run, tmp_path: Path, command: str, reason: str
+) -> None:
+    install("acme-broken", BROKEN_COMMANDS)
+    (tmp_path / "acme_wrong.py").write_text("raise ValueError('no licence')")
+    refused = run(command, "RUN", "--option", "1")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith(
+        f"nnx: `nnx {command}` of plugin 'acme-broken' (acme-broken) cannot be used: "
+    )
+    assert reason in refused.stderr
+    assert refused.stderr.endswith(
+        "Mend or reinstall acme-broken 1.2.3, or do without it: NNX_PLUGINS=-acme-broken nnx ...\n"
+    )
+    listed = run("--help")
+    assert listed.returncode == 0
+    assert f"Unavailable: command {command}" in " ".join(listed.stdout.split())
+    assert run("runs", plugins="-acme-broken").returncode == 0

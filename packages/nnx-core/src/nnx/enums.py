@@ -87,6 +87,15 @@ class Devices(_Choice):
         """The same as calling the member."""
         return self()
 
+    @property
+    def is_available(self) -> bool:
+        """Whether this machine has the device."""
+        import torch
+
+        if self is Devices.CUDA:
+            return torch.cuda.is_available()
+        return self is Devices.CPU or torch.backends.mps.is_available()
+
     @staticmethod
     def get() -> Devices:
         """The best device of this machine: CUDA, then MPS, then the CPU."""

@@ -83,6 +83,12 @@ class NNModel:
         batch_adapter: BatchAdapter | None = None,
     ) -> None:
         params = _checked_params(net_params, params, module)
+        if not params.device.is_available:
+            raise RuntimeError(
+                f"this machine has no device {params.device.value!r}, where the model is to live; "
+                "the best that it has is Devices.get(), for NNModelParams(device=...) or "
+                "NNModel.from_checkpoint(..., device=...)"
+            )
         adapter = None if params.task is None else task_adapter(params.task)
         if adapter is not None:
             width = getattr(net_params, "output_dim", None)

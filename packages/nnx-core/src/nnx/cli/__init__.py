@@ -7,6 +7,16 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line of this process."""
-    from nnx.cli.app import build
+    from nnx.cli import streams
+    from nnx.cli.app import build, explain, report
 
-    build()()
+    streams.prepare()
+    try:
+        build()()
+    except OSError as error:
+        if error.filename != streams.OUTPUT:
+            raise
+        report(explain(error))
+        raise SystemExit(1) from None
+    finally:
+        streams.finish()

@@ -49,15 +49,17 @@ class NnxGroup(TyperGroup):
             return own
         try:
             return as_command(cmd_name, contributed.resolve(cmd_name))
-        except ImportError as error:
-            return as_command(cmd_name, _unavailable(error))
+        except Exception as error:  # one broken plugin leaves the other commands alone
+            return _unavailable(cmd_name, error)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             with warnings.catch_warnings():
                 if not ctx.params.get("debug"):
                     warnings.showwarning = _show_warning
-                return super().invoke(ctx)
+                result = super().invoke(ctx)
+                sys.stdout.flush()
+                return result
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise  # who read the output has seen enough: typer ends quietly
         except KeyboardInterrupt:
@@ -118,20 +120,34 @@ def as_command(name: str, function: Any) -> Any:
     return typer.main.get_command(single)
 
 
-def _unavailable(error: ImportError) -> Any:
-    def command() -> None:
-        raise error
+def _unavailable(name: str, error: Exception) -> Any:
+    """A command in the place of one that cannot be imported; it takes anything and says why."""
+    provider = manager.default().provider("command", name)
+    owner = manager.registry("command").owner(name)
+    way_out = "`nnx plugins` shows what is installed"
+    if provider is not None:
+        way_out = (
+            f"Mend or reinstall {provider.distribution} {provider.version}, or do without it: "
+            f"{manager.SELECT_VARIABLE}=-{provider.name} nnx ..."
+        )
+    reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
 
-    command.__doc__ = f"Unavailable: {error}"
-    return command
+    def command() -> None:
+        raise ImportError(f"`nnx {name}` of {owner} cannot be used: {reason}. {way_out}") from error
+
+    command.__doc__ = f"Unavailable: {reason}"
+    single = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    single.command(name, context_settings=anything)(command)
+    return typer.main.get_command(single)
 
 
 def explain(error: Exception) -> str:
     """The message of a refusal; an unexpected error says so and how to see more."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if isinstance(error, OSError) and error.strerror:
-        where = "" if error.filename is None else f"{error.filename}: "
-        text = f"{where}{error.strerror}"
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        text = " -> ".join(names) + (": " if names else "") + error.strerror
     if text and isinstance(error, _REFUSALS):
         return text
     return f"{type(error).__name__}: {text} (`nnx --debug ...` shows where)"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Annotated
 
 import typer
 
 RUNS_VARIABLE = "NNX_RUNS"
+DEFAULT_RUNS = "runs"
 
 RunsFolder = Annotated[
     str | None,
@@ -28,7 +30,23 @@ def use_runs(folder: str | None) -> str:
     """
     if folder is not None:
         os.environ[RUNS_VARIABLE] = folder
-    return os.environ.get(RUNS_VARIABLE) or "runs"
+    return os.environ.get(RUNS_VARIABLE) or DEFAULT_RUNS
+
+
+def existing_runs(folder: str | None) -> str:
+    """Like :func:`use_runs`; a folder that is given must be there."""
+    root = use_runs(folder)
+    if folder is not None and not os.path.isdir(root):
+        raise FileNotFoundError(
+            f"there is no folder {root}; --runs names the folder in which the runs are"
+        )
+    return root
+
+
+def again(command: str) -> str:
+    """A command about the same runs, to be typed in the same place."""
+    folder = os.environ.get(RUNS_VARIABLE) or DEFAULT_RUNS
+    return command if folder == DEFAULT_RUNS else f"{command} --runs {shlex.quote(folder)}"
 
 
 def use_quiet(quiet: bool) -> None:

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nnx.cli.table import Table, TableError, is_missing, number, unknown_column
+from nnx.cli.table import (
+    Table,
+    TableError,
+    is_missing,
+    looks_like_a_number,
+    number,
+    option,
+    unknown_column,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +32,8 @@ MOST_CATEGORIES = 100
 class Feature:
     """One input column. ``categories`` is ``None`` for numbers.
 
-    ``fill`` replaces missing and unparsable cells; ``None`` refuses them.
+    ``fill`` replaces missing cells, and never one that holds something; ``None``
+    refuses them.
     """
 
     name: str
@@ -63,9 +72,14 @@ class Feature:
             raise TableError(self._refusal(table, bad))
         return read
 
+    def filled(self, table: Table) -> int:
+        """How many cells of a table this column fills."""
+        return 0 if self.fill is None else sum(map(is_missing, table.columns[self.name]))
+
     def _number(self, cell: str) -> float | None:
-        value = None if is_missing(cell) else number(cell)
-        return self.fill if value is None and isinstance(self.fill, float) else value
+        if is_missing(cell):
+            return self.fill if isinstance(self.fill, float) else None
+        return number(cell)
 
     def _category(self, cell: str) -> str:
         return self.fill if is_missing(cell) and isinstance(self.fill, str) else cell
@@ -74,19 +88,26 @@ class Feature:
         cell = table.columns[self.name][bad[0]]
         more = f" (and {len(bad) - 1} more in this column)" if len(bad) > 1 else ""
         where = f"{table.place(bad[0], self.name)}: "
+        drop = option("--drop", self.name)
         if is_missing(cell):
             return (
                 f"{where}the value is missing{more}. Fill it in, train with --impute, "
-                f"or leave the column out with --drop {self.name}"
+                f"or leave the column out with {drop}"
             )
         if self.categories is None:
             return (
-                f"{where}{cell!r} is not a number{more}. Mend the cell, train with --impute, "
-                f"or read the column as categories with --categorical {self.name}"
+                f"{where}{cell!r} is not a number{_as_written(cell)}{more}. Mend the cell, read the "
+                f"column as categories with {option('--categorical', self.name)}, or leave it out "
+                f"with {drop}"
             )
         known = ", ".join(map(repr, self.categories[:8]))
         dots = ", ..." if len(self.categories) > 8 else ""
         return f"{where}{cell!r} is not a category seen in training{more}. Known: {known}{dots}"
+
+
+def _as_written(cell: str) -> str:
+    """What is wrong with a number that is written for people."""
+    return " as a program writes it (digits and a point)" if looks_like_a_number(cell) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +126,7 @@ class Target:
         cells = table.column(self.name)
         _refuse_missing_target(table, self.name)
         if self.labels is None:
-            values = _target_numbers(table, self.name)
+            values = target_numbers(table, self.name)
             assert self.standardizer is not None
             return self.standardizer.transform(np.array(values)[:, None])
         place = {label: index for index, label in enumerate(self.labels)}
@@ -155,6 +176,13 @@ class Preparation:
             assert self.standardizer is not None
             blocks.insert(0, self.standardizer.transform(_beside(numeric)))
         return torch.cat([block.to(torch.float32) for block in blocks], dim=1)
+
+    def filled(self, table: Table) -> str:
+        """How many missing cells of which columns are filled, for a person; empty: none."""
+        counts = {f: f.filled(table) for f in self.features}
+        return ", ".join(
+            f"{count} in {f.name!r} with {f.fill!r}" for f, count in counts.items() if count
+        )
 
     def state(self) -> dict[str, Any]:
         return {
@@ -218,6 +246,8 @@ def fit(
     features = []
     for name in names:
         as_number = name in numeric or (name not in categorical and _mostly_numbers(table, name))
+        if not as_number and name not in categorical:
+            _refuse_written_numbers(table, name)
         make = _numeric_feature if as_number else _categorical_feature
         features.append(make(table, name, rows, impute, asked=name in categorical))
     features.sort(key=lambda feature: feature.categories is not None)  # stable: numbers first
@@ -245,6 +275,14 @@ def class_labels(table: Table, target: str) -> tuple[str, ...]:
                 f"{len(table)} rows; to predict a number pass --regression"
             )
         return tuple(sorted(found, key=lambda label: (numbers[label] or 0.0, label)))
+    if len(found) > 20 and all(map(looks_like_a_number, found)):
+        row = next(i for i, cell in enumerate(table.column(target)) if number(cell) is None)
+        cell = table.column(target)[row]
+        raise TableError(
+            f"{table.place(row, target)}: {cell!r} is not a number{_as_written(cell)}, and the "
+            f"target has {len(found)} distinct values like it; mend them, and to predict a number "
+            "pass --regression"
+        )
     if len(found) > max(MOST_CATEGORIES, len(table) // 2):
         raise TableError(
             f"{table.path}: the target {target!r} has {len(found)} distinct values in "
@@ -261,7 +299,7 @@ def _fit_target(table: Table, name: str, rows: Sequence[int], regression: bool) 
     if not regression:
         return Target(name, class_labels(table, name))
     _refuse_missing_target(table, name)
-    values = np.array(_target_numbers(table, name))[:, None]
+    values = np.array(target_numbers(table, name))[:, None]
     if np.ptp(values) == 0:
         raise TableError(
             f"{table.path}: the target {name!r} is {values[0, 0]:g} in all rows; "
@@ -282,7 +320,7 @@ def _numeric_feature(
     if not present:
         raise TableError(
             f"{table.path}: the column {name!r} has no number in the training rows, so its "
-            f"missing cells cannot be filled; leave it out with --drop {name}"
+            f"missing cells cannot be filled; leave it out with {option('--drop', name)}"
         )
     return Feature(name, fill=statistics.median(present))
 
@@ -295,17 +333,31 @@ def _categorical_feature(
     if len(categories) > MOST_CATEGORIES and not asked:
         raise TableError(
             f"{table.path}: the column {name!r} has {len(categories)} distinct values in "
-            f"{len(table)} rows. Leave it out with --drop {name}, or keep them all with "
-            f"--categorical {name}"
+            f"{len(table)} rows. Leave it out with {option('--drop', name)}, or keep them all "
+            f"with {option('--categorical', name)}"
         )
     present = Counter(cells[row] for row in rows if not is_missing(cells[row]))
     if not present:
         raise TableError(
             f"{table.path}: the column {name!r} has no value in the training rows; "
-            f"leave it out with --drop {name}"
+            f"leave it out with {option('--drop', name)}"
         )
     most = min(present, key=lambda category: (-present[category], category))
     return Feature(name, categories, most if impute else None)
+
+
+def _refuse_written_numbers(table: Table, name: str) -> None:
+    """Refuse a column of numbers that are written for people, rather than call them categories."""
+    cells = table.columns[name]
+    present = [row for row, cell in enumerate(cells) if not is_missing(cell)]
+    written = [row for row in present if looks_like_a_number(cells[row])]
+    if len(written) * 2 > len(present):
+        bad = next(row for row in written if number(cells[row]) is None)
+        raise TableError(
+            f"{table.place(bad, name)}: {cells[bad]!r} is not a number{_as_written(cells[bad])}, "
+            f"and most of the column is written like it. Mend the column, read it as categories "
+            f"with {option('--categorical', name)}, or leave it out with {option('--drop', name)}"
+        )
 
 
 def _mostly_numbers(table: Table, name: str) -> bool:
@@ -322,13 +374,15 @@ def _refuse_missing_target(table: Table, name: str) -> None:
             )
 
 
-def _target_numbers(table: Table, name: str) -> list[float]:
+def target_numbers(table: Table, name: str) -> list[float]:
+    """The numbers of a target column; refuses a cell that is none."""
     values = []
     for row, cell in enumerate(table.column(name)):
         value = number(cell)
         if value is None:
             raise TableError(
-                f"{table.place(row, name)}: {cell!r} is not a number, which --regression needs"
+                f"{table.place(row, name)}: {cell!r} is not a number{_as_written(cell)}, which "
+                "--regression needs"
             )
         values.append(value)
     return values

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnx.cli.options import RunId, RunsFolder, use_runs
+from nnx.cli.options import RunId, RunsFolder, existing_runs, use_runs
 
 if TYPE_CHECKING:
     from nnx.store.paths import RunPaths
@@ -227,7 +227,7 @@ def best(runs: RunsFolder = None) -> None:
     Runs are compared where task, data and metric are the same. Which were, and the best
     of those that cannot be compared with them, is told on the error stream.
     """
-    root = use_runs(runs)
+    root = existing_runs(runs)
     from nnx.store.election import best_run_id, standings
 
     found = best_run_id(root)
@@ -276,7 +276,7 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only list.")] = False,
 ) -> None:
     """Remove what killed processes left behind; committed epochs stay."""
-    root = use_runs(runs)
+    root = existing_runs(runs)
     from nnx.store.cleanup import collect
 
     found = collect(root, dry_run=dry_run)

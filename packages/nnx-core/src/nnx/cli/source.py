@@ -77,8 +77,13 @@ class Source:
         state = {**self.state(), "content": digest}
         for key in ("path", "patience"):  # where it lies and when to stop are not the data
             state.pop(key, None)
-        name = Path(self.path).name
+        name = Path(self.path).name if is_regular(self.path) else "pipe"
         return f"{name}@{hashlib.sha256(canonical(state)).hexdigest()[:16]}"
+
+
+def is_regular(path: str) -> bool:
+    """Whether ``path`` is a file, which can be read again, and no pipe."""
+    return Path(path).is_file()
 
 
 def split_rows(source: Source, table: Table) -> SplitIndices:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from nnx.cli.options import again
+from nnx.cli.output import check_output, write_output
 from nnx.cli.preparation import Preparation
-from nnx.cli.source import Source
-from nnx.cli.table import read_table
+from nnx.cli.source import Source, is_regular
+from nnx.cli.table import delimiter_of, read_table
 from nnx.cli.table_run import EARLIER_FORMAT, FILE, FORMAT, Job, load_model, table_file
+from nnx.components import ComponentRestoreError
+from nnx.engine.resume import ResumeError
 from nnx.nn_model import NNModel
+from nnx.store.committed import committed_epoch
 from nnx.store.listing import find_run
+from nnx.store.paths import RunPaths
 from nnx.store.run import NNRun
-from nnx.utils.files import atomic_write
 
 
 def predict(
@@ -26,18 +31,22 @@ def predict(
 ) -> None:
     """Write a CSV of predictions for each row of ``data``."""
     run_id = find_run(run)
+    if output is not None:
+        check_output(output, inputs=[data])
     job = _stored(run_id)
     fitted = Preparation.from_state(job["preparation"])
-    table = read_table(data, delimiter=delimiter)
+    table = read_table(data, delimiter=delimiter_of(delimiter))
     inputs = fitted.inputs(table)
+    filled = fitted.filled(table)
+    if filled:
+        print(f"nnx: missing cells filled: {filled}", file=sys.stderr)
     model = load_model(run_id, checkpoint)
     header, rows = _predictions(model, fitted, inputs)
-    if output is None:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
-        return
-    with atomic_write(output) as stream:
-        csv.writer(stream, lineterminator="\n").writerows([header, *rows])
-    print(f"{len(rows)} predictions of {fitted.target.name!r} in {output}")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    write_output(output, text.getvalue())
+    if output is not None:
+        print(f"{len(rows)} predictions of {fitted.target.name!r} in {output}")
 
 
 def resume(run: str, *, epochs: int | None = None, data: str | None = None) -> str:
@@ -47,13 +56,13 @@ def resume(run: str, *, epochs: int | None = None, data: str | None = None) -> s
     source = Source.from_state(stored["source"], earlier=stored["format"] == EARLIER_FORMAT)
     if data is not None:
         source = dataclasses.replace(source, path=data)
-    if not Path(source.path).exists():
+    if data is None and not is_regular(source.path):
         raise FileNotFoundError(
-            f"{source.path}, which run {run_id} was trained on, is gone; "
-            "pass --data DATA.csv if it was moved"
+            f"{source.path}, which run {run_id} was trained on, is gone or was a pipe; "
+            "pass --data DATA.csv to say where the same table is now"
         )
     job = Job.open(source, Preparation.from_state(stored["preparation"]))
-    if job.digest != stored["content"]:
+    if job.table.digest != stored["content"]:
         raise ValueError(
             f"{source.path} is not what run {run_id} was trained on (its content changed), so "
             "the run cannot continue; train a new run on it"
@@ -69,8 +78,31 @@ def resume(run: str, *, epochs: int | None = None, data: str | None = None) -> s
         resume_mode="stateful",
         resume_epochs="planned" if epochs is None else "additional",
     )
+    if epochs is None and _is_finished(run_id, found.train.n_epochs):
+        raise ValueError(
+            f"run {run_id} has finished its {found.train.n_epochs} epochs; "
+            f"`{again(f'nnx resume {run_id[:8]} --epochs 10')}` trains 10 more"
+        )
+    if not found.model.device.is_available:
+        raise ValueError(
+            f"run {run_id} was trained on {found.model.device.value}, which this machine has not "
+            "(`nnx doctor` shows the devices), so it cannot be continued exactly here; train a "
+            "new run with `nnx train`"
+        )
     model = NNModel(net_params=found.net, params=found.model)
-    return job.train(model, params, salt=found.salt)
+    try:
+        return job.train(model, params, salt=found.salt)
+    except (ResumeError, ComponentRestoreError) as error:
+        problems = "".join(f"\n  - {problem}" for problem in error.problems)
+        raise ValueError(
+            f"run {run_id} cannot be continued exactly here:{problems}\nContinue it where it was "
+            f"begun, or train a new run with `nnx train`"
+        ) from None
+
+
+def _is_finished(run_id: str, planned: int) -> bool:
+    last = committed_epoch(RunPaths.of(run_id))
+    return last is not None and last + 1 >= planned
 
 
 def _stored(run_id: str) -> dict[str, Any]:
@@ -97,12 +129,12 @@ def _predictions(
     with torch.random.fork_rng(devices=[]):
         logits = model.predict(inputs.to(model.device)).logits
     if labels is None:
-        return [name], [[f"{value:.7g}"] for value in fitted.target.restore(logits[:, 0])]
+        return [name], [[repr(float(v))] for v in fitted.target.restore(logits[:, 0])]
     chances = torch.from_numpy(logits).softmax(dim=1)
     header = [name, *(f"probability {label}" for label in labels)]
     best = chances.argmax(dim=1).tolist()
     rows: list[list[Any]] = [
-        [labels[index], *(f"{p:.6f}" for p in row)]
+        [labels[index], *(f"{p:.9g}" for p in row)]  # all digits of a float32
         for index, row in zip(best, chances.tolist(), strict=True)
     ]
     return header, rows

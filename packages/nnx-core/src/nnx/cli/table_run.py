@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from nnx.callbacks import Callback, EarlyStopping
 from nnx.cli import preparation as prepare
+from nnx.cli.options import again
 from nnx.cli.preparation import Preparation
 from nnx.cli.screen import sections
 from nnx.cli.source import Source, split_rows
@@ -26,14 +28,15 @@ from nnx.nn_model import NNModel
 from nnx.params import NNModelParams, NNOptimParams, NNParams, NNTrainParams, RunConfig, TaskSpec
 from nnx.seeding import set_seed
 from nnx.store.checkpoint import NNCheckpoint
+from nnx.store.errors import RunExistsError
 from nnx.store.paths import RunPaths
 from nnx.store.predictions import save_predictions
 from nnx.utils.files import atomic_write
-from nnx.utils.identity import hash_file
 from nnx.utils.validation import close
 
 FORMAT, EARLIER_FORMAT = "nnx.table-run/2", "nnx.table-run/1"
 FILE = "table.json"
+PATIENCE = "patience="  # the salt of a run that early stopping may end
 
 
 class _KeepTable(Callback):
@@ -41,8 +44,10 @@ class _KeepTable(Callback):
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state
+        self.run_id: str | None = None
 
     def on_epoch_end(self, ctx: Any) -> None:
+        self.run_id = ctx.run.id
         path = table_file(ctx.run.id)
         if not path.exists():
             with atomic_write(path) as stream:
@@ -54,7 +59,6 @@ class Job:
     """A table that is ready to train on."""
 
     source: Source
-    digest: str
     table: Table
     split: SplitIndices
     preparation: Preparation
@@ -64,7 +68,6 @@ class Job:
         """Read, split and prepare; every refusal of the data happens here."""
         table = read_table(source.path, delimiter=source.delimiter)
         table.column(source.target)
-        digest = str(hash_file(source.path).value)
         split = split_rows(source, table)
         drop = [*source.drop, *([source.split_column] if source.split_column else [])]
         fitted = stored or prepare.fit(
@@ -72,15 +75,20 @@ class Job:
             impute=source.impute, drop=drop, numeric=source.numeric,
             categorical=source.categorical,
         )  # fmt: skip
-        return Job(source, digest, table, split, fitted)
+        return Job(source, table, split, fitted)
+
+    @property
+    def task(self) -> TaskSpec:
+        """What this table's target asks for, with its own classes."""
+        labels = self.preparation.target.labels
+        return TaskSpec.regression(1) if labels is None else TaskSpec.categorical(labels=labels)
 
     def configure(
         self, *, epochs: int, hidden: str, learning_rate: float, dropout: float, seed: int,
         device: str,
     ) -> tuple[NNModel, NNTrainParams]:  # fmt: skip
         """The model and training of the command's own options."""
-        labels = self.preparation.target.labels
-        task = TaskSpec.regression(1) if labels is None else TaskSpec.categorical(labels=labels)
+        labels, task = self.preparation.target.labels, self.task
         set_seed(seed)  # of the initial weights; training seeds itself
         model = NNModel(
             net_params=NNParams(
@@ -122,6 +130,13 @@ class Job:
                     f"the network of {config} has {has} {what}, but {self.source.path} needs "
                     f"{needs}; train without --config, or on a table of the same columns"
                 )
+        asked, given = self.task.kind, getattr(stored.model.task, "kind", None)
+        if asked != given:
+            raise ValueError(
+                f"the model of {config} predicts {given or 'undeclared'} targets, but the target "
+                f"{self.source.target!r} of {self.source.path} is {asked}"
+                + ("; pass --regression to predict a number" if given == "regression" else "")
+            )
         changes: dict[str, Any] = {"resume_from_run_id": None, "parent_run_id": None}
         if epochs is not None:
             changes["n_epochs"] = epochs
@@ -132,7 +147,9 @@ class Job:
         params = dataclasses.replace(params, **changes)
         if params.seed is not None:
             set_seed(params.seed)
-        return NNModel(net_params=net, params=stored.model), params, stored.salt
+        model = dataclasses.replace(stored.model, task=self.task)  # the classes of this table
+        salt = None if (stored.salt or "").startswith(PATIENCE) else stored.salt
+        return NNModel(net_params=net, params=model), params, salt
 
     def loaders(self, device: torch.device) -> tuple[Any, Any, Any]:
         """Training (shuffled), validation and test loaders; ``None`` for an empty split."""
@@ -159,13 +176,19 @@ class Job:
         training, validation, test = self.loaders(model.device)
         params = dataclasses.replace(
             params, train_loader=training, val_loader=validation,
-            data_id=self.source.identity(self.digest), overwrite_existing=overwrite,
+            data_id=self.source.identity(self.table.digest), overwrite_existing=overwrite,
         )  # fmt: skip
-        callbacks: list[Any] = [_KeepTable(self.state())]
+        keep = _KeepTable(self.state())
+        callbacks: list[Any] = [keep]
         if self.source.patience is not None:
             callbacks.append(EarlyStopping(patience=self.source.patience))
-            salt = salt or f"patience={self.source.patience}"
-        run = model.train(params, callbacks=callbacks, salt=salt)
+            salt = salt or f"{PATIENCE}{self.source.patience}"
+        try:
+            run = model.train(params, callbacks=callbacks, salt=salt)
+        except RunExistsError as error:
+            raise FileExistsError(_already_there(error.run_id)) from None
+        except OSError as error:
+            raise _stopped(error, keep.run_id) from error
         self._keep_predictions(run.id, {"validation": validation, "test": test})
         self._report(run, test)
         return str(run.id)
@@ -174,7 +197,7 @@ class Job:
         """What ``table.json`` holds."""
         source = {**self.source.state(), "path": os.path.abspath(self.source.path)}
         return {
-            "format": EARLIER_FORMAT if self.source.earlier else FORMAT, "source": source, "content": self.digest,
+            "format": EARLIER_FORMAT if self.source.earlier else FORMAT, "source": source, "content": self.table.digest,
             "preparation": self.preparation.state(),
         }  # fmt: skip
 
@@ -187,8 +210,10 @@ class Job:
                 continue
             truth = torch.cat([batch[1] for batch in loader]).cpu().numpy()
             logits = model.predict(loader).logits
-            if target.labels is None:
-                targets, predicted = target.restore(truth[:, 0]), target.restore(logits[:, 0])
+            if target.labels is None:  # the table's own digits, not those of a float32
+                numbers = prepare.target_numbers(self.table, target.name)
+                targets = [numbers[row] for row in getattr(self.split, split)]
+                predicted = target.restore(logits[:, 0])
             else:
                 names = np.array(target.labels, dtype=object)
                 targets, predicted = names[truth], names[logits.argmax(axis=1)]
@@ -199,6 +224,7 @@ class Job:
 
     def _report(self, run: Any, test: Any) -> None:
         folder = RunPaths.of(run.id).dir
+        filled = self.preparation.filled(self.table)
         counts = [
             f"{len(getattr(self.split, name))} {name}" for name in ("train", "validation", "test")
         ]
@@ -211,12 +237,13 @@ class Job:
                     f"{self.preparation.width} from {len(self.preparation.features)} columns",
                 ),
             ],
+            "missing cells": [("filled", filled)] if filled else [],
             "test, best checkpoint": list(self.scores(run.id, "best", test)) if test else [],
             "where": [
                 ("run", run.id),
                 ("folder", folder),
-                ("history", f"nnx show {run.id[:8]}"),
-                ("predict", f"nnx predict {run.id[:8]} DATA.csv"),
+                ("details", again(f"nnx show {run.id[:8]}")),
+                ("predict", again(f"nnx predict {run.id[:8]} DATA.csv")),
             ],
         }
         sections({title: rows for title, rows in report.items() if rows})
@@ -243,6 +270,30 @@ class Job:
         ]
 
 
+def _already_there(run_id: str) -> str:
+    """What can be done about a run of the same configuration on the same data."""
+    short = run_id[:8]
+    return (
+        f"this configuration was trained on this table already, as run {run_id}. "
+        f"`{again(f'nnx show {short}')}` shows it, `{again(f'nnx resume {short}')}` continues it, "
+        "--overwrite replaces it, and another --seed trains another one"
+    )
+
+
+def _stopped(error: OSError, run_id: str | None) -> OSError:
+    """The same error, with how far the run came and how it goes on."""
+    from nnx.cli.app import explain
+    from nnx.store.committed import committed_epoch
+
+    last = None if run_id is None else committed_epoch(RunPaths.of(run_id))
+    if run_id is None or last is None or last < 0:
+        return error
+    return OSError(
+        f"{explain(error)}. Run {run_id} has {last + 1} committed epochs; once the file can be "
+        f"written, `{again(f'nnx resume {run_id[:8]}')}` continues it"
+    )
+
+
 def load_model(run_id: str, tag: str) -> NNModel:
     """The model of a run's checkpoint."""
     tags = [member.value for member in Checkpoints]
@@ -253,7 +304,15 @@ def load_model(run_id: str, tag: str) -> NNModel:
     found = NNCheckpoint.load(run_id, Checkpoints(tag))
     if found is None:
         raise FileNotFoundError(f"run {run_id} has no checkpoint {tag!r}")
-    return NNModel.from_checkpoint(found)
+    device = found.model_params.device
+    if not device.is_available:
+        warnings.warn(
+            f"run {run_id} was trained on {device.value}, which this machine has not; its "
+            "checkpoint is used on the CPU",
+            stacklevel=2,
+        )
+        device = Devices.CPU
+    return NNModel.from_checkpoint(found, device=device)
 
 
 def table_file(run_id: str) -> Path:
@@ -274,11 +333,6 @@ def _device(name: str) -> Devices:
     known = [member.value for member in Devices]
     if name not in known:
         raise ValueError(f"--device is one of {', '.join(known)}, not {name!r}")
-    available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if not available[name]:
-        raise ValueError(f"--device {name}: this machine has none; nnx doctor shows the devices")
+    if not Devices(name).is_available:
+        raise ValueError(f"--device {name}: this machine has none; `nnx doctor` shows the devices")
     return Devices(name)

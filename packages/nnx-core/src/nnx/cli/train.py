@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -28,9 +30,9 @@ def train(
     ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of Adam.  [default: 0.001]")] = None,
     dropout: Annotated[float | None, typer.Option(help="Dropout.  [default: 0]")] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows per update.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Rows per update.", min=1)] = 32,
     patience: Annotated[
-        int | None, typer.Option(help="Stop after this many epochs without improvement.")
+        int | None, typer.Option(help="Stop after this many epochs without improvement.", min=1)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of training.  [default: 0]")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or mps.  [default: cpu]")] = None,
@@ -42,7 +44,8 @@ def train(
         typer.Option(help="A column that says train, validation or test.", metavar="COLUMN"),
     ] = None,
     impute: Annotated[
-        bool, typer.Option("--impute", help="Fill missing cells from the training rows.")
+        bool,
+        typer.Option("--impute", help="Fill missing cells, and no others, from the training rows."),
     ] = False,
     drop: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Leave a column out.")
@@ -53,7 +56,7 @@ def train(
     categorical: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Read a column as categories.")
     ] = None,
-    delimiter: Annotated[str, typer.Option(help="Between the cells.")] = ",",
+    delimiter: Annotated[str, typer.Option(help="Between the cells: one character, or tab.")] = ",",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a run of the same configuration.")
     ] = False,
@@ -70,33 +73,57 @@ def train(
     use_quiet(quiet)
     from nnx.cli import table_run
     from nnx.cli.source import Source
+    from nnx.cli.table import delimiter_of
 
     source = Source(
-        path=data, target=target, regression=regression, delimiter=delimiter, impute=impute,
+        path=data, target=target, regression=regression, delimiter=delimiter_of(delimiter), impute=impute,
         drop=tuple(drop or ()), numeric=tuple(numeric or ()), categorical=tuple(categorical or ()),
         validation=validation, test=test, split_seed=split_seed, split_column=split_column,
         batch_size=batch_size, patience=patience,
     )  # fmt: skip
     job = table_run.Job.open(source)
     if config is None:
-        model, params = job.configure(
-            epochs=50 if epochs is None else epochs,
-            hidden="64,64" if hidden is None else hidden,
-            learning_rate=0.001 if learning_rate is None else learning_rate,
-            dropout=0.0 if dropout is None else dropout,
-            seed=0 if seed is None else seed,
-            device=device or "cpu",
-        )
+        with _said_as_options():
+            model, params = job.configure(
+                epochs=50 if epochs is None else epochs,
+                hidden="64,64" if hidden is None else hidden,
+                learning_rate=0.001 if learning_rate is None else learning_rate,
+                dropout=0.0 if dropout is None else dropout,
+                seed=0 if seed is None else seed,
+                device=device or "cpu",
+            )
         salt = None
     else:
         given = {"--hidden": hidden, "--dropout": dropout, "--device": device}
         for option, value in given.items():
             if value is not None:
                 raise ValueError(f"{option} cannot be given with --config, which says it")
-        model, params, salt = job.configured_by(
-            config, epochs=epochs, learning_rate=learning_rate, seed=seed
-        )
+        with _said_as_options():
+            model, params, salt = job.configured_by(
+                config, epochs=epochs, learning_rate=learning_rate, seed=seed
+            )
     job.train(model, params, salt=salt, overwrite=overwrite)
+
+
+# What a refused configuration calls its fields, and what the terminal calls them.
+_OPTIONS = {
+    "NNTrainParams.n_epochs": "--epochs",
+    "NNOptimParams.max_lr": "--learning-rate",
+    "NNParams.dropout_prob": "--dropout",
+    "seed": "--seed",
+}
+
+
+@contextlib.contextmanager
+def _said_as_options() -> Iterator[None]:
+    """Let a refused value be named by the option that gave it."""
+    try:
+        yield
+    except ValueError as error:
+        for field, option in _OPTIONS.items():
+            if str(error).startswith(f"{field} must"):
+                raise ValueError(option + str(error).removeprefix(field)) from None
+        raise
 
 
 def predict(
@@ -106,7 +133,7 @@ def predict(
         str | None, typer.Option("--output", "-o", help="Write here instead of to the terminal.")
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="best, last, first, q1, q2 or q3.")] = "best",
-    delimiter: Annotated[str, typer.Option(help="Between the cells.")] = ",",
+    delimiter: Annotated[str, typer.Option(help="Between the cells: one character, or tab.")] = ",",
     runs: RunsFolder = None,
 ) -> None:
     """Predict the rows of a CSV file with a run.
@@ -124,7 +151,7 @@ def resume(
     run: RunId,
     epochs: Annotated[
         int | None,
-        typer.Option(help="Train this many more, instead of up to what was planned."),
+        typer.Option(help="Train this many more, instead of up to what was planned.", min=1),
     ] = None,
     data: Annotated[
         str | None,

@@ -117,9 +117,10 @@ class PluginManager:
         reference, owner = self._names[name]
         try:
             return load_reference(reference)
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # a module may fail in any way
+            kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
             raise ImportError(
-                f"{name!r} of {owner} cannot be imported from {reference!r}: {error}"
+                f"{name!r} of {owner} cannot be imported from {reference!r}: {kind}{error}"
             ) from error
 
     @contextlib.contextmanager

@@ -115,10 +115,11 @@ class Registry(Generic[T]):
         if isinstance(value, str):
             try:
                 value = load_reference(value)
-            except (ImportError, AttributeError) as error:
+            except Exception as error:  # a module may fail in any way
+                kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
                 raise ImportError(
                     f"{self.kind} {_show(key)} of {entry.owner} cannot be imported "
-                    f"from {entry.value!r}: {error}"
+                    f"from {entry.value!r}: {kind}{error}"
                 ) from error
             if self._check is not None:
                 self._check(key, value)

@@ -13,6 +13,17 @@ class RunBusyError(LockBusyError):
     """A run that another process trains or writes now."""
 
 
+class RunExistsError(FileExistsError):
+    """A run of the same identity is there, and was not to be replaced."""
+
+    def __init__(self, run_id: str, root: str) -> None:
+        super().__init__(
+            f"run {run_id} already exists in {root}. Give the new one a salt= or a data_id, or "
+            "replace the old one with overwrite_existing=True."
+        )
+        self.run_id = run_id
+
+
 class ForeignFileError(ResumePointError):
     """A file whose content would need code to load: another system wrote it."""
 

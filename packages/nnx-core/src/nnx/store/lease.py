@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterator
 
 from nnx.store import election
-from nnx.store.errors import RunBusyError
+from nnx.store.errors import RunBusyError, RunExistsError
 from nnx.store.paths import MARKER, RunPaths
 from nnx.utils import files as fs
 from nnx.utils.folders import make_folder, remove_tree, remove_tree_quietly
@@ -30,10 +30,7 @@ def ensure_writable(paths: RunPaths, *, overwrite: bool) -> None:
     if is_held(paths.lease):
         raise RunBusyError(_busy(paths))
     if (paths.exists() or os.path.lexists(paths.replaced)) and not overwrite:
-        raise FileExistsError(
-            f"run {paths.id} already exists in {paths.root}. Give the new one a salt= or a "
-            f"data_id, or replace the old one with overwrite_existing=True."
-        )
+        raise RunExistsError(paths.id, paths.root)
     _ensure_folder_writable(paths.root)
 
 

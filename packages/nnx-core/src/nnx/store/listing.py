@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -70,8 +71,11 @@ def find_run(prefix: str, root: str | os.PathLike[str] | None = None) -> str:
     if found:
         shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
         raise ValueError(f"{prefix!r} is the beginning of {len(found)} runs: {shown}")
+    if not names:
+        raise FileNotFoundError(f"there is no run {prefix!r} in {folder}, nor any other run")
+    command = "nnx runs" if folder == "runs" else f"nnx runs --runs {shlex.quote(folder)}"
     raise FileNotFoundError(
-        f"there is no run {prefix!r} in {folder}; `nnx runs` lists the {len(names)} that are there"
+        f"there is no run {prefix!r} in {folder}; `{command}` lists the {len(names)} that are there"
     )
 
 

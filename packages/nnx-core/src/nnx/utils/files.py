@@ -52,6 +52,13 @@ def remove_quietly(path: StrPath) -> None:
         disk.unlink(path)
 
 
+def named(error: OSError, path: StrPath) -> OSError:
+    """An error of the disk that says which file it is about: ``path``, as the caller knows it."""
+    if error.errno is not None:
+        error.filename = os.fspath(path)
+    return error
+
+
 def close_quietly(descriptor: int) -> None:
     """Close a descriptor while another error is on its way."""
     with contextlib.suppress(OSError):
@@ -114,7 +121,10 @@ def atomic_write(
     """
     target = Path(path).resolve()
     temporary = temporary_name(target)
-    raw = _DiskFile(disk.create(temporary))
+    try:
+        raw = _DiskFile(disk.create(temporary))
+    except OSError as error:
+        raise named(error, target if target.parent.is_dir() else target.parent) from None
     try:
         try:
             stream: Any = io.BufferedWriter(raw, BLOCK)
@@ -129,8 +139,10 @@ def atomic_write(
             with contextlib.suppress(OSError, ValueError):
                 raw.close()
         disk.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         remove_quietly(temporary)
+        if isinstance(error, OSError) and error.filename in (None, temporary):
+            named(error, target)
         raise
     if durable:
         _flush(lambda: disk.flush_directory(target.parent), strict)
@@ -233,9 +245,11 @@ def write_new(path: StrPath, data: bytes, flushes: Flushes) -> None:
     descriptor = disk.create(path)
     try:
         disk.write(descriptor, data)
-    except BaseException:
+    except BaseException as error:
         close_quietly(descriptor)
         remove_quietly(path)
+        if isinstance(error, OSError):
+            named(error, path)
         raise
     flushes.add(descriptor, len(data))
 
@@ -338,7 +352,10 @@ class HashingFile:
             self._hash.update(data)
         else:
             self._queue.put(data if stays else bytes(data))
-        self.size += disk.write(self._descriptor, data)
+        try:
+            self.size += disk.write(self._descriptor, data)
+        except OSError as error:
+            raise named(error, self.path) from None
 
     def _run(self) -> None:
         assert self._queue is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from nnx.cli.options import RunsFolder, use_runs
+from nnx.cli.output import check_output
 
 
 def report(
@@ -28,8 +30,21 @@ def report(
     from nnx.viz.report import write_report
 
     use_runs(runs)
+    check_output(output)
+    _refuse_to_replace_other_files(output)
     path = write_report([find_run(name) for name in run], output, title=title)
     print(f"Report written to {path}")
+
+
+def _refuse_to_replace_other_files(output: str) -> None:
+    """Refuse an existing file that is no page: it would be lost."""
+    path = Path(output)
+    if path.is_file() and path.stat().st_size:
+        with open(path, "rb") as stream:
+            if not stream.read(64).lstrip().lower().startswith((b"<!doctype html", b"<html")):
+                raise FileExistsError(
+                    f"{output} is there and is no HTML page; choose another file with --output"
+                )
 
 
 def watch(
