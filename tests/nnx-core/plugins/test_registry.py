@@ -92,7 +92,7 @@ def test_an_unknown_id_names_close_matches(registry: Registry[object]) -> None:
 
 @pytest.mark.parametrize(
     ("id", "distribution"),
-    [("graph_conv", "nnx-graph"), ("torchao.int8", "nnx-peft"), ("transformer", "nnx-lm")],
+    [("graph_conv", "nnx-graph"), ("torchao_qat", "nnx-peft"), ("transformer", "nnx-lm")],
 )
 def test_an_id_of_a_sibling_says_how_to_get_it(
     registry: Registry[object], id: str, distribution: str
