@@ -50,3 +50,8 @@ def nnx_nets() -> Mapping[str, Any]:
 @hookimpl
 def nnx_objectives() -> Mapping[tuple[str, int], Any]:
     return {("lm.causal", 1): "nnx.lm_tasks:causal_lm", ("lm.dpo", 1): "nnx.lm.dpo:dpo"}
+
+
+@hookimpl
+def nnx_commands() -> Mapping[str, Any]:
+    return {"lm": "nnx.lm.commands:lm"}

@@ -410,7 +410,8 @@ def _hidden_states(model: Any) -> nn.Linear | None:
     """
     net = model.net
     head: Any = getattr(net, "lm_head", None)
-    if type(head) is not nn.Linear or head.bias is not None or model.batch_adapter is not None:
+    plain = type(head) is nn.Linear and getattr(head, "bias", None) is None
+    if not plain or model.batch_adapter is not None:
         return None
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (net, head))
     return head if hasattr(net, "hidden") and not hooked else None

@@ -19,6 +19,9 @@ from .packing import PackedTokens as PackedTokens
 from .preferences import NNPreferenceDataset as NNPreferenceDataset
 from .reference import ReferenceLogProbs as ReferenceLogProbs
 from .text import TextStream as TextStream
+from .text_run import TextTraining as TextTraining
+from .text_run import resume_text as resume_text
+from .text_run import train_text as train_text
 from .tokenizer import train_bpe as train_bpe
 from .tokenizer_record import tokenizer_digest as tokenizer_digest
 from .transformer import TransformerNN as TransformerNN
