@@ -457,3 +457,41 @@ def test_a_record_is_plain_data_and_comes_back():
     assert record.capture == "partial"
     with pytest.raises(ValueError, match=r"CompileRecord\.effective"):
         CompileRecord("inductor", {}, "error", "2.6.0", effective="fast")
+
+
+def test_a_spec_states_what_is_not_the_default():
+    assert CompileSpec().state() == {}
+    assert CompileSpec(backend="eager", dynamic=False).state() == {
+        "backend": "eager",
+        "dynamic": False,
+    }
+    for spec in (CompileSpec(), CompileSpec(fullgraph=True, on_failure="eager")):
+        assert CompileSpec.from_state(spec.state()) == spec
+
+
+@pytest.mark.parametrize("inner", [None, CompileSpec(backend="eager")])
+def test_a_fit_inside_a_compiled_one_does_not_end_its_compiling(inner):
+    m, seen = model(), []
+
+    class Trains(Callback):
+        def on_epoch_begin(self, ctx):
+            outer = m.compiled
+            seen.append(outer)
+            if ctx.epoch == 1:
+                nested = train_params(n_epochs=1, data_id="nested")
+                m.train(nested, compile=inner, callbacks=[Sees()])
+                assert m.compiled is outer
+
+    class Sees(Callback):
+        def on_epoch_begin(self, ctx):
+            seen.append(m.compiled)
+
+    run = m.train(
+        train_params(n_epochs=3), compile=CompileSpec(backend="eager"), callbacks=[Trains()]
+    )
+    first, second, nested, third = seen
+    assert first is second is third is not None
+    assert (nested is None) == (inner is None)
+    assert nested is not first
+    assert m.compiled is None
+    assert run.compile.effective == "compiled"

@@ -104,18 +104,23 @@ def test_a_split_run_equals_the_whole_one(folder):
         assert found["mode"] == "weights_only"
 
 
-def test_a_failure_on_one_rank_ends_all_with_one_message(folder):
+def test_a_failure_on_one_rank_ends_all_and_is_told_to_the_others(folder):
     one, two = torchrun(folder, "failures", 2)
-    assert one == two
-    assert "other loaders" in one["mismatch"]
-    assert "other run" in one["model"]
+    for found in (one, two):
+        assert "own ValueError: rank" in found["mismatch"]
+        assert "other loaders" in found["mismatch"]
+        assert "other run" in found["model"]
+        assert "nnx.distributed.train_loader" in found["plain_loader"]
+        assert "own FileExistsError" in found["exists"]
+        assert "default_train_step" in found["drifting"]
+        assert found["after"] == 14
     assert one["data"].count("rank ") == 1
     assert "rank 1: OSError: the disk is gone" in one["data"]
-    assert "nnx.distributed.train_loader" in one["plain_loader"]
+    assert two["data"] == "own OSError: the disk is gone"
     assert "rank 1: ValueError: a callback broke" in one["callback"]
-    assert "FileExistsError" in one["exists"]
-    assert "default_train_step" in one["drifting"]
-    assert one["after"] == 14
+    assert two["callback"] == "own ValueError: a callback broke"
+    assert one["writer"] == "own OSError: no space"
+    assert "rank 0: OSError: no space" in two["writer"]
     left = {p.name for p in (folder / "runs").iterdir()}
     assert not any(name.startswith("tmp") for name in left)
 

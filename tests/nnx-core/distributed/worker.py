@@ -259,7 +259,7 @@ class Faulty(TensorDataset):
 
 
 def failures(_args):
-    """A failure anywhere ends every process with the same error."""
+    """A failure anywhere ends every process, with its own error where it happened."""
     found = {}
     good = params()
     found["mismatch"] = failure(
@@ -288,6 +288,14 @@ def failures(_args):
     found["callback"] = failure(lambda: fit("callback", callbacks=[Breaks()]))
     fit("exists")
     found["exists"] = failure(lambda: fit("exists"))
+
+    class Disk(Callback):
+        distributed = "writer"
+
+        def on_epoch_begin(self, ctx):
+            raise OSError("no space")
+
+    found["writer"] = failure(lambda: fit("writer", callbacks=[Disk()]))
 
     def drifting(ctx):
         record = default_train_step(replace(ctx, accumulation_state=None))
@@ -321,10 +329,13 @@ def lost(args):
 
 
 def failure(call):
+    """The message that ended a fit here; of this process's own error, with its type."""
     try:
         call()
     except DistributedFailure as error:
         return str(error)
+    except Exception as error:
+        return f"own {type(error).__name__}: {error}"
     return None
 
 

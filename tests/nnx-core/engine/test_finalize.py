@@ -124,3 +124,27 @@ def test_a_context_changed_before_delegating_is_honoured(kit):
         torch.nn.utils.clip_grad_norm_(plain.net.parameters(), 0.01)
         optimizer.step()
     assert kit.same(ours.net.state_dict(), plain.net.state_dict())
+
+
+def test_the_helper_of_the_first_releases_takes_the_loss_first(kit):
+    from nnx._step_helpers import finalize_step as loss_first
+
+    def make(finish):
+        def step(ctx):
+            x, y = ctx.batch
+            ctx.model.net.train()
+            ctx.optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(ctx.model.net(x), y)
+            return NNEvaluationDataPoint(loss=finish(ctx, loss))
+
+        return step
+
+    one, two = kit.model(), kit.model()
+    a = one.train(kit.train_params(n_epochs=1), train_step_fn=make(finalize_step))
+    b = two.train(
+        kit.train_params(n_epochs=1),
+        salt="b",
+        train_step_fn=make(lambda ctx, loss: loss_first(loss, ctx)),
+    )
+    assert kit.same(one.net.state_dict(), two.net.state_dict())
+    assert [i.train_edp.loss for i in a.idps] == [i.train_edp.loss for i in b.idps]

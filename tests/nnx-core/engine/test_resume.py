@@ -16,16 +16,19 @@ from nnx import (
     EarlyStopping,
     ModelCheckpoint,
     NNCheckpoint,
+    NNOptimFactoryParams,
     NNOptimParams,
     NNParamGroupSpec,
     NNRun,
     NNSchedulerParams,
     NNTrainerParams,
+    OptimizerFactorySpec,
     Optims,
     PrecisionPolicy,
     ResumePointError,
     Schedulers,
     Trainer,
+    register_optimizer_factory,
     supervised_objective,
 )
 
@@ -547,3 +550,28 @@ def test_a_training_state_of_another_version_is_refused(kit, refused):
     refused(lambda m: m.train(resuming(params, first)), "version 2.*reads version 1")
     warm = kit.model().train(resuming(params, first, resume_mode="weights_only"))  # the way out
     assert warm.resume_status.mode == "weights_only"
+
+
+def adam_by_factory(groups, config):
+    return torch.optim.Adam(groups, betas=(0.9, 0.999))
+
+
+@pytest.mark.parametrize(("first", "second"), [("own", "factory"), ("factory", "own"), (1, 1.0)])
+def test_a_factory_is_not_the_optimizer_it_builds_nor_another_config(kit, refused, first, second):
+    register_optimizer_factory("test.adam", 1, adam_by_factory, replace=True)
+
+    def optim(kind):
+        if kind == "own":
+            return kit.adam()
+        config = {} if kind == "factory" else {"momentum": kind}
+        return NNOptimFactoryParams(
+            factory=OptimizerFactorySpec(id="test.adam", version=1, config=config),
+            max_lr=0.01, weight_decay=0.0,
+        )  # fmt: skip
+
+    def params(kind):
+        return kit.train_params(n_epochs=1, optim=optim(kind))
+
+    run = kit.model().train(params(first))
+    refused(lambda m: m.train(resuming(params(second), run)), "checkpoint's optimizer factory is")
+    assert kit.model().train(resuming(params(first), run)).resume_status.mode == "stateful"

@@ -150,3 +150,21 @@ def test_runs_of_extension_nets_load_print_and_keep_their_id_with_core_alone():
         text=True,
     )
     assert result.stdout == "ok\n", result.stderr
+
+
+def test_a_net_takes_its_own_params_and_not_those_of_another():
+    conv = NNConvParams(
+        input_dim=64,
+        output_dim=2,
+        hidden_dims=[4],
+        dropout_prob=0.0,
+        conv_channels=[2],
+        in_channels=1,
+    )
+    with pytest.raises(ValueError, match="FEED_FWD is built from NNParams, not"):
+        Nets.FEED_FWD(params=conv)
+
+    class Mine(NNParams):
+        """A user's own, of the same network."""
+
+    Nets.FEED_FWD(params=Mine(input_dim=4, output_dim=2, hidden_dims=[4], dropout_prob=0.0))

@@ -141,7 +141,11 @@ def test_a_stride_and_padding_reach_the_layers():
 def test_batches_are_pairs():
     net = FeedFwdNN(PARAMS)
     X, y = torch.randn(2, 8), torch.tensor([0, 1])
-    assert net.unpack_batch([X, y]) == (X, y)
+    (inputs, target) = net.unpack_batch([X, y])
+    assert isinstance(inputs, tuple)
+    assert inputs[0] is X
+    assert target is y
+    assert len(inputs) == 1
     with pytest.raises(
         ValueError, match=r"FeedFwdNN expects batches of \(inputs, targets\), got dict"
     ):

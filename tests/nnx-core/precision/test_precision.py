@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -174,3 +176,60 @@ def test_a_resolved_precision_is_a_value():
     assert len({first, again}) == 1
     with pytest.raises(TypeError):
         first.tf32["matmul"] = True
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "mps"])
+def test_full_precision_needs_no_device(monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    resolved = PrecisionPolicy("fp32").resolve(device)
+    assert (resolved.effective, resolved.fallback_reason) == ("fp32", None)
+    assert resolved.device_type == device.partition(":")[0]
+
+
+def test_a_second_gpu_is_not_the_first(monkeypatch):
+    """Its own number and its own arithmetic are asked for."""
+    asked = []
+
+    class On:
+        def __init__(self, device):
+            self.device = device
+
+        def __enter__(self):
+            asked.append(str(self.device))
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device", On)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: asked[-1] == "cuda:1"
+    )
+    assert PrecisionPolicy("bf16").resolve("cuda:1").effective == "bf16"
+    with pytest.raises(PrecisionUnsupportedError, match="on cuda:0: this GPU has no bfloat16"):
+        PrecisionPolicy("bf16").resolve("cuda:0")
+    with pytest.raises(PrecisionUnsupportedError, match="has 2 CUDA devices, and no cuda:2"):
+        PrecisionPolicy("fp16").resolve("cuda:2")
+    assert precision_support("cuda:1")["cuda"]["bf16"] == "supported"
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="torch has no such switch"
+)
+@pytest.mark.parametrize("setting", ["tf32", "ieee"])
+def test_tf32_switches_are_read_through_either_interface(setting):
+    """torch refuses to read the older switches once the newer ones were set."""
+    code = f"""
+import torch
+from nnx import NNModelParams, Losses, PrecisionPolicy
+from nnx.precision import resolve_precision
+torch.backends.cuda.matmul.fp32_precision = {setting!r}
+torch.backends.cudnn.conv.fp32_precision = {setting!r}
+torch.backends.cudnn.rnn.fp32_precision = "tf32" if {setting!r} == "ieee" else "ieee"
+params = NNModelParams(loss=Losses.CROSS_ENTROPY, precision=PrecisionPolicy("fp32"))
+print(dict(resolve_precision(params, "cuda").tf32))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    on = setting == "tf32"
+    assert done.stdout.strip() == str({"matmul": on, "cudnn": on})

@@ -181,10 +181,12 @@ def precision_support(device: str | torch.device | None = None) -> dict[str, dic
 
     ``device`` restricts the answer to one device. A reason says what is missing.
     """
-    types = ["cpu", "cuda", "mps"] if device is None else [_device_type(device)]
+    import torch
+
+    types = ["cpu", "cuda", "mps"] if device is None else [device]
     return {
-        kind: {mode: _obstacle(mode, kind) or _SUPPORTED for mode in PRECISION_MODES}
-        for kind in types
+        where.type: {mode: _obstacle(mode, where) or _SUPPORTED for mode in PRECISION_MODES}
+        for where in map(torch.device, types)
     }
 
 
@@ -195,16 +197,17 @@ def resolve_precision(params: Any, device: Any) -> ResolvedPrecision:
     ``params.mixed_precision`` flag means FP16 on CUDA and full precision
     elsewhere. ``device`` is a device, its name or a ``Devices`` member.
     """
-    kind = _device_type(device)
+    where = _device(device)
+    kind = where.type
     if params.precision is not None:
-        return resolve_policy(params.precision, kind)
+        return resolve_policy(params.precision, where)
     if not params.mixed_precision:
         return _full_precision(kind)
     reason = None
     if kind != "cuda":
         reason = f"mixed_precision=True applies on CUDA only; on {kind} the run is fp32"
     else:
-        reason = _obstacle("fp16", kind)
+        reason = _obstacle("fp16", where)
     effective = "fp32" if reason else "fp16"
     return ResolvedPrecision(
         "fp16", effective, kind, "mixed_precision", reason, _tf32(kind), covers=(TRAINING,)
@@ -216,10 +219,10 @@ def inference_precision(params: Any, device: Any) -> ResolvedPrecision:
 
     The explicit policy, else full precision: the legacy flag never governs inference.
     """
-    kind = _device_type(device)
+    where = _device(device)
     if params.precision is not None:
-        return resolve_policy(params.precision, kind)
-    return _full_precision(kind)
+        return resolve_policy(params.precision, where)
+    return _full_precision(where.type)
 
 
 def _full_precision(kind: str) -> ResolvedPrecision:
@@ -228,11 +231,13 @@ def _full_precision(kind: str) -> ResolvedPrecision:
 
 def resolve_policy(policy: PrecisionPolicy, device: Any) -> ResolvedPrecision:
     """``policy`` on ``device``; see :meth:`PrecisionPolicy.resolve`."""
-    kind = _device_type(device)
-    obstacle = _obstacle(policy.mode, kind)
+    where = _device(device)
+    kind = where.type
+    # Full precision needs no support: a device that is absent says so itself when it is used.
+    obstacle = None if policy.mode == "fp32" else _obstacle(policy.mode, where)
     if obstacle and policy.fallback == "error":
         raise PrecisionUnsupportedError(
-            f"precision {policy.mode!r} is not supported on {kind}: {obstacle}. Choose another "
+            f"precision {policy.mode!r} is not supported on {where}: {obstacle}. Choose another "
             f'mode, another device, or PrecisionPolicy("{policy.mode}", fallback="fp32").'
         )
     effective = "fp32" if obstacle else policy.mode
@@ -241,19 +246,24 @@ def resolve_policy(policy: PrecisionPolicy, device: Any) -> ResolvedPrecision:
     )
 
 
-def _obstacle(mode: str, kind: str) -> str | None:
-    """Why ``mode`` cannot run on devices of ``kind``; ``None`` when it can."""
+def _obstacle(mode: str, device: torch.device) -> str | None:
+    """Why ``mode`` cannot run on ``device``; ``None`` when it can."""
     import torch
 
+    kind, index = device.type, device.index
     if kind == "cuda" and not torch.cuda.is_available():
         return "CUDA is not available"
+    count = torch.cuda.device_count() if kind == "cuda" else 0
+    if index is not None and 0 < count <= index:
+        return f"this machine has {count} CUDA device{'s' * (count != 1)}, and no {device}"
     if kind == "mps" and not torch.backends.mps.is_available():
         return "MPS is not available"
     if mode == "fp32":
         return None
     if mode == "bf16":
         if kind == "cuda":
-            supported = torch.cuda.is_bf16_supported(including_emulation=False)
+            with torch.cuda.device(device):  # asks the current one
+                supported = torch.cuda.is_bf16_supported(including_emulation=False)
             return None if supported else "this GPU has no bfloat16 arithmetic"
         return None if kind == "cpu" else f"bf16 autocast needs a CPU or CUDA device, not {kind}"
     return (
@@ -261,16 +271,12 @@ def _obstacle(mode: str, kind: str) -> str | None:
     )
 
 
-def _device_type(device: Any) -> str:
-    """The type of a device, of its name, or of a ``Devices`` member."""
+def _device(device: Any) -> torch.device:
+    """A device, from its name or a ``Devices`` member too."""
     import torch
 
-    if isinstance(device, torch.device):
-        return device.type
-    if isinstance(device, str):
-        return torch.device(device).type
     built = device() if callable(device) else device
-    return built.type if isinstance(built, torch.device) else torch.device(built).type
+    return torch.device(built)
 
 
 def _tf32(kind: str) -> dict[str, bool | None]:
@@ -278,7 +284,20 @@ def _tf32(kind: str) -> dict[str, bool | None]:
         return {"matmul": None, "cudnn": None}
     import torch
 
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return {
-        "matmul": torch.backends.cuda.matmul.allow_tf32,
-        "cudnn": torch.backends.cudnn.allow_tf32,
+        "matmul": _allows_tf32(cuda.matmul, getattr(cuda.matmul, "fp32_precision", None)),
+        "cudnn": _allows_tf32(cudnn, getattr(getattr(cudnn, "conv", None), "fp32_precision", None)),
     }
+
+
+def _allows_tf32(switch: Any, precision: str | None) -> bool:
+    """Whether TF32 is on, set through either of torch's two interfaces."""
+    try:
+        return bool(switch.allow_tf32)
+    except RuntimeError:  # set through the newer one, and the older does not read that
+        import torch
+
+        if precision == "none":  # not set on its own
+            precision = torch.backends.fp32_precision
+        return precision == "tf32"

@@ -28,7 +28,7 @@ class Callback:
 
     history_access: str = "window"
     # Where it runs in distributed training: "every" process, or the "writer" alone.
-    # Undeclared, it is refused there.
+    # ``distributed = "all"`` or "writer" says the same. Undeclared, it is refused there.
     rank_behaviour: str | None = None
 
     def on_train_begin(self, ctx: _CallbackContext) -> None:

@@ -1,11 +1,11 @@
-"""The one error that ends a distributed fit."""
+"""What ends a distributed fit in the processes where nothing went wrong."""
 
 from __future__ import annotations
 
 
 class DistributedFailure(RuntimeError):
-    """Some process failed or was lost, so every process stopped.
+    """Another process failed or was lost, so this one stopped too.
 
-    The message names the ranks and what happened on each. On the process where it
-    happened, ``__cause__`` is the original error.
+    The message names the ranks and what happened on each. A process that failed raises
+    its own error instead.
     """

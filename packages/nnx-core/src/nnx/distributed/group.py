@@ -33,6 +33,7 @@ class Group:
         self.writer_rank = writer_rank
         talk_group()
         self._lost = False
+        self.agreed = False  # whether all processes know of the failure that ends the fit
 
     @property
     def is_writer(self) -> bool:
@@ -52,13 +53,18 @@ class Group:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Run a fit's body; an error in any process ends it in all, with one message."""
+        """Run a fit's body; an error in any process ends it in all.
+
+        It is raised as it is where it happened, and as ``DistributedFailure`` elsewhere.
+        """
         try:
             yield
             self.agree()
         except (DistributedFailure, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
+            if self.agreed:
+                raise
             self._report(error)
 
     def agree(self, about: str = "") -> None:
@@ -69,13 +75,14 @@ class Group:
         """
         failed, highest, lowest = self._in_trouble(False, _ABOUT.index(about))
         if failed:
-            self._explain(None)
+            self._explain()
         if highest != -lowest:
             self._raise_for(
                 [f"it is about to {a or 'meet the others elsewhere'}" for a in self._gather(about)],
                 "the processes do not do the same; a forward of a sharded network, for one, takes "
                 "all of them",
             )
+        self.agreed = False
 
     def _in_trouble(self, mine: bool, about: int = 0) -> list[int]:
         status = torch.tensor([int(mine), about, -about])
@@ -84,24 +91,22 @@ class Group:
         return status.tolist()
 
     def _report(self, error: BaseException) -> NoReturn:
-        """Tell the others what happened here, and raise the common error."""
-        if self._lost:
-            raise DistributedFailure(f"rank {self.rank}: {_line(error)}") from error
-        self._in_trouble(True)
-        self._explain(error)
+        """Tell the others what happened here, and raise it."""
+        if not self._lost:
+            self._in_trouble(True)
+            self._gather(_line(error))
+            self.agreed = True
+        raise error
 
-    def _explain(self, error: BaseException | None) -> NoReturn:
-        told = self._gather(None if error is None else _line(error))
+    def _explain(self) -> NoReturn:
+        told = self._gather(None)
         failed = sum(text is not None for text in told)
-        self._raise_for(
-            told, f"{failed} of {self.world_size} processes failed, so all stopped", error
-        )
+        self._raise_for(told, f"{failed} of {self.world_size} processes failed, so all stopped")
 
-    def _raise_for(
-        self, told: Sequence[str | None], what: str, error: BaseException | None = None
-    ) -> NoReturn:
+    def _raise_for(self, told: Sequence[str | None], what: str) -> NoReturn:
+        self.agreed = True
         lines = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None]
-        raise DistributedFailure("\n  ".join([f"{what}:", *lines])) from error
+        raise DistributedFailure("\n  ".join([f"{what}:", *lines]))
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:

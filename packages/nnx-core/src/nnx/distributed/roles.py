@@ -11,6 +11,21 @@ from nnx.distributed.process import rank_and_world
 EVERY, WRITER = "every", "writer"
 
 
+# What a callback's ``distributed`` may say, and the rank_behaviour that it means.
+_DISTRIBUTED = {"all": EVERY, "writer": WRITER}
+
+
+def behaviour_of(callback: Any) -> str | None:
+    """Where a callback runs: its ``rank_behaviour``, or what its ``distributed`` means.
+
+    ``None`` when it says neither, or something else.
+    """
+    declared = getattr(callback, "rank_behaviour", None)
+    if declared is None:
+        declared = _DISTRIBUTED.get(getattr(callback, "distributed", None))
+    return declared if declared in (EVERY, WRITER) else None
+
+
 class _Elsewhere(Callback):
     """Stands in for a callback that only the writer builds."""
 
@@ -28,6 +43,6 @@ def writer_only(factory: Callable[[], Any], *, writer_rank: int = 0) -> Any:
     if rank != writer_rank:
         return _Elsewhere()
     callback = factory()
-    if getattr(callback, "rank_behaviour", None) is None:
+    if behaviour_of(callback) is None:
         callback.rank_behaviour = WRITER
     return callback

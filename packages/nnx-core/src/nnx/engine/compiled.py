@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from nnx.callbacks import Callback
@@ -60,13 +60,14 @@ def compiled_forward(request: FitRequest) -> CompiledForward | None:
 
 @contextmanager
 def compiling(model: Any, forward: CompiledForward | None) -> Iterator[None]:
-    """Run the model's forwards through ``forward``; eager again afterwards, always."""
-    if forward is None:
-        yield
-        return
-    with forward:
+    """Run the model's forwards through ``forward``; afterwards as before, always.
+
+    Before is eager, unless a callback of a compiled fit trains the same model.
+    """
+    outer = model.compiled
+    with forward or nullcontext():
         model.compiled = forward
         try:
             yield
         finally:
-            model.compiled = None
+            model.compiled = outer

@@ -16,7 +16,7 @@ import torch
 from nnx.distributed.group import Group
 from nnx.distributed.partition import ShardedLoader
 from nnx.distributed.process import rank_and_world
-from nnx.distributed.roles import EVERY, WRITER
+from nnx.distributed.roles import EVERY, WRITER, behaviour_of
 from nnx.distributed.spec import DDP, FSDP
 from nnx.engine import resume
 from nnx.engine.rank_gradients import GradientSum
@@ -162,25 +162,20 @@ class Together(Alone):
 
     def callbacks(self, callbacks: tuple[Any, ...], *, bounded: bool) -> tuple[Any, ...]:
         for callback in callbacks:
-            if self.world_size > 1 and getattr(callback, "rank_behaviour", None) not in (
-                EVERY,
-                WRITER,
-            ):
+            if self.world_size > 1 and behaviour_of(callback) is None:
                 raise ValueError(
                     f"{type(callback).__name__} does not say in which processes it runs. Set its "
                     f'rank_behaviour to "{EVERY}" (each process keeps its own, all see the same '
                     f'records) or "{WRITER}", or build it with '
                     "nnx.distributed.writer_only(lambda: ...)"
                 )
-            everywhere = getattr(callback, "rank_behaviour", None) != WRITER
+            everywhere = behaviour_of(callback) != WRITER
             if everywhere and bounded and getattr(callback, "history_access", "") == "full":
                 raise ValueError(
                     f"{type(callback).__name__} reads the full history, which a history journal "
                     f'keeps in the writer alone: set its rank_behaviour to "{WRITER}"'
                 )
-        return tuple(
-            c for c in callbacks if self.is_writer or getattr(c, "rank_behaviour", None) != WRITER
-        )
+        return tuple(c for c in callbacks if self.is_writer or behaviour_of(c) != WRITER)
 
     def from_writer(self, make: Callable[[], T]) -> T:
         return self.group.from_writer(make)

@@ -21,6 +21,7 @@ from nnx.models import check_state_topology
 from nnx.monitors.tracker import COMPONENT as MONITOR
 from nnx.records import NNIterationDataPoint, ResumeStatus
 from nnx.utils.caller import warn_caller
+from nnx.utils.jsonlike import canonical
 
 if TYPE_CHECKING:
     from nnx.engine.plan import FitPlan
@@ -297,11 +298,11 @@ def _optimizer_problems(
 
     compare("optimizer_type", commit.type_name(optimizer), "optimizer")
     factory = commit.factory_state(plan.optim_params[name])
-    if "optimizer_factory" in saved and saved["optimizer_factory"] != factory:
-        problems.append(
-            f"{prefix}the checkpoint's optimizer factory is {saved['optimizer_factory']}, "
-            f"this run's {factory}"
-        )
+    recorded = saved.get("optimizer_factory")
+    described = recorded is not None or saved.get("optimizer_type") is not None
+    if described and canonical(recorded) != canonical(factory):  # 1 and 1.0 are two configs
+        made, makes = (f or "none: it is one of torch's" for f in (recorded, factory))
+        problems.append(f"{prefix}the checkpoint's optimizer factory is {made}, this run's {makes}")
     if saved.get("optimizer_topology") is not None:
         built = optimizer_topology(plan.model.net, optimizer)
         difference = describe_difference(saved["optimizer_topology"], built)

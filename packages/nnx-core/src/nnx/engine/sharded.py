@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nnx.distributed.failure import DistributedFailure
 from nnx.distributed.group import BACKWARD, FORWARD, Group
 from nnx.distributed.partition import RankPartition, ShardedLoader
 from nnx.distributed.sharding import ShardedNet, check_torch
@@ -67,10 +66,9 @@ class Sharded(Together):
                         raise RuntimeError(_OUTSIDE.format(error)) from error
                     raise
                 self._restore(together=True)
-        except BaseException as error:
-            agreed = isinstance(error, DistributedFailure) and self.group.is_whole
+        except BaseException:
             with contextlib.suppress(Exception):  # the first failure is the one to tell
-                self._restore(together=agreed)
+                self._restore(together=self.group.agreed and self.group.is_whole)
             raise
 
     def _restore(self, *, together: bool) -> None:

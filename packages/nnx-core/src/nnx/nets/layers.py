@@ -45,15 +45,15 @@ class BuiltinNet(nn.Module):
             for i in range(n_hidden(value))
         ]
 
-    def unpack_batch(self, batch: Any) -> tuple[Any, Any]:
-        """``(X, target)`` of a two-element batch."""
+    def unpack_batch(self, batch: Any) -> tuple[tuple[Any], Any]:
+        """``((X,), target)`` of a two-element batch: the net's inputs, and what they should give."""
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
             raise ValueError(
                 f"{type(self).__name__} expects batches of (inputs, targets), "
                 f"got {type(batch).__name__}{size}"
             )
-        return batch[0], batch[1]
+        return (batch[0],), batch[1]
 
     def to_file(self, path: str) -> None:
         """Write the weights (a plain ``state_dict``); the old or the new file survives."""

@@ -273,8 +273,10 @@ def _own_classes() -> dict[Nets, tuple[str, type[NNParams]]]:
 
 def check_net_params(net: Nets, params: Any) -> None:
     """Raise ``ValueError`` unless ``params`` describe the network ``net``."""
-    _, needed = _own_classes().get(net, ("", NNParams))
-    if not isinstance(params, needed):
+    own = {key: cls for key, (_, cls) in _own_classes().items()}
+    needed = own.get(net, NNParams)
+    others = tuple(cls for cls in own.values() if cls is not needed and issubclass(cls, needed))
+    if not isinstance(params, needed) or isinstance(params, others):
         raise ValueError(
             f"Nets.{net.name} is built from {needed.__name__}, not {check.show(params)}"
         )

@@ -14,15 +14,20 @@ if TYPE_CHECKING:
 def restored_modes(net: nn.Module) -> Iterator[None]:
     """Restore each submodule's own training flag on the way out, also on an error.
 
-    The flags are written back directly, not through ``train()``, so a tree with
-    mixed modes stays mixed and no override of ``train`` runs twice.
+    A module that is in another mode is put back by its own ``train()``, outermost
+    first, since it may do more than set the flag (adapters that merge in eval mode). A
+    tree with mixed modes stays mixed.
     """
     flags = [(module, module.training) for module in net.modules()]
     try:
         yield
     finally:
         for module, training in flags:
-            module.training = training
+            if module.training != training:
+                module.train(training)
+        for module, training in flags:
+            if module.training != training:  # its own train() decides otherwise
+                module.training = training
 
 
 @contextmanager
