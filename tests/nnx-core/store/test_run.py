@@ -317,3 +317,11 @@ def test_an_empty_history_of_a_foreign_run_is_refused_by_name(parts, root):
     os.truncate(f"runs/{run.id}/idps.csv", 0)
     with pytest.raises(HistoryCorruptionError, match=r"idps\.csv is empty: "):
         NNRun.load(run.id)
+
+
+def test_whoever_holds_the_lease_saves_the_history(parts, root):
+    run = parts.run(3).with_idps([parts.record(0, 0), parts.record(0, 1)])
+    with run.writable_lease():
+        run.save()
+    os.unlink(f"runs/{run.id}/.history-committed-by-last")
+    assert NNRun.load(run.id).idps == run.idps

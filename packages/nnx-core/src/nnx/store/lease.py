@@ -34,6 +34,14 @@ def ensure_writable(paths: RunPaths, *, overwrite: bool) -> None:
     _ensure_folder_writable(paths.root)
 
 
+_fits: set[str] = set()  # the leases that fits of this process hold
+
+
+def is_fitted_here(paths: RunPaths) -> bool:
+    """Whether a fit of this process trains the run, whose history is then the fit's."""
+    return os.path.abspath(paths.lease) in _fits
+
+
 @contextlib.contextmanager
 def lease(paths: RunPaths, *, again: bool = False) -> Iterator[None]:
     """Be the only one who writes the run; refuse when somebody does.
@@ -57,8 +65,8 @@ def writable_lease(
 ) -> Iterator[None]:
     """Hold the lease and a fresh reservation of the run's directory.
 
-    An existing run is refused, or replaced with ``overwrite``: at once, or
-    ``until_commit`` set aside, to come back at the end unless a point was committed.
+    An existing run is refused, or replaced with ``overwrite``: at once, or, for a fit,
+    set aside ``until_commit``, to come back at the end unless a point was committed.
     A reservation in which no run file was written is released at the end.
     """
     ensure_writable(paths, overwrite=overwrite)
@@ -69,9 +77,12 @@ def writable_lease(
             if reserved:
                 fs.disk.mkdir(paths.dir)
         try:
+            if until_commit:
+                _fits.add(os.path.abspath(paths.lease))
             _write_marker(paths)
             yield
         finally:
+            _fits.discard(os.path.abspath(paths.lease))
             if os.path.lexists(paths.replaced):
                 with contextlib.suppress(OSError, LockBusyError):  # whoever comes next does it
                     end_replacement(paths)

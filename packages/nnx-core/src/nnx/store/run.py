@@ -26,7 +26,7 @@ from nnx.store.yamlio import read_yaml, write_yaml
 from nnx.utils import validation as check
 from nnx.utils.caller import warn_caller
 from nnx.utils.folders import make_folder
-from nnx.utils.locks import held_here, locked
+from nnx.utils.locks import locked
 
 if TYPE_CHECKING:
     from nnx.compilation import CompileRecord
@@ -107,13 +107,12 @@ class NNRun:
                 f"the copy would have none. Export it with nnx.history.export_history_csv."
             )
         paths.refuse_link()
-        own_fit = held_here(paths.lease)
         with lease.lease(paths, again=True):
             make_folder(paths.dir)
             with locked(paths.lock, timeout=120, what=f"run {paths.id}", error=RunBusyError):
                 write_config(self, paths)
-                untouched = own_fit or self.history is not None or has_journal(paths)
-                if self.idps is not None and not untouched:
+                kept = lease.is_fitted_here(paths) or has_journal(paths) or self.history is not None
+                if self.idps is not None and not kept:
                     idps_csv.write(paths.idps_csv, self.idps)
                 if update_best:
                     election.consider(paths)
