@@ -150,3 +150,23 @@ def test_every_distribution_has_a_readme_and_is_typed() -> None:
     for name, folder in PACKAGES.items():
         assert (folder / "README.md").read_text().startswith(f"# {name}\n")
     assert (PACKAGES[CORE] / "src" / "nnx" / "py.typed").exists()
+
+
+def test_core_warns_through_the_one_place_that_finds_the_caller() -> None:
+    """``stacklevel`` counts frames that move with every refactoring."""
+    direct = re.compile(r"\bwarnings\.warn\(")
+    found = [f.name for f in sources(CORE) if direct.search(f.read_text(encoding="utf-8"))]
+    assert found == ["caller.py"]
+
+
+def test_no_room_below_the_facades_names_one() -> None:
+    facades = re.compile(
+        r"^\s*(from nnx\.(nn_model|trainer) import|from nnx import .*(NNModel|Trainer))", re.M
+    )
+    above = {"cli", "testing", "bundles"}
+    naming = {
+        str(f.relative_to(PACKAGES[CORE]))
+        for f in sources(CORE)
+        if facades.search(f.read_text(encoding="utf-8")) and not above & set(f.parts)
+    }
+    assert {Path(name).name for name in naming} <= {"trainer.py"}

@@ -370,6 +370,7 @@ def test_a_monitor_that_is_never_fed_warns_once_in_each_run(stoppers):
             warnings.simplefilter("always")
             run = built().train(asked, eval_step_fn=silent, salt=salt, callbacks=callbacks)
         told = [str(w.message) for w in caught if "has no value" in str(w.message)]
+        assert {w.filename for w in caught} == {__file__}  # warnings point at who asked
         assert told == [
             "the monitor val.nll has no value in epoch 0; epochs without one decide nothing"
         ]

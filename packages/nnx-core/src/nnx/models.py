@@ -18,6 +18,7 @@ from nnx.params import (
     NNCheckpointTransform,
     NNModelParams,
     NNParams,
+    NNSchedulerParams,
     RuntimeModule,
 )
 from nnx.plugins.manager import registry
@@ -327,7 +328,18 @@ class Model(Protocol):
     @property
     def resolved_precision(self) -> Any: ...
 
+    @property
+    def components(self) -> Sequence[Any]: ...
+
     def split_batch(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]: ...
+
+    def _build_scheduler(
+        self,
+        optimizer: torch.optim.Optimizer,
+        params: NNSchedulerParams,
+        horizon: Any,
+        monitor: Any = None,
+    ) -> Any: ...
 
 
 # -- batches -------------------------------------------------------------------------

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from nnx.engine.session import FitSession
-    from nnx.nn_model import NNModel
+    from nnx.models import Model
     from nnx.records import NNIterationDataPoint
     from nnx.store import NNCheckpoint, NNRun
 
@@ -63,7 +63,7 @@ class CallbackContext:
         (asking.add if value else asking.discard)(id(self.caller))
 
     @property
-    def model(self) -> NNModel:
+    def model(self) -> Model:
         """The model in training."""
         return self._session.model
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from nnx.monitors import check_metrics
 from nnx.objectives import check_step_precision, check_update_owner
 from nnx.params import MonitorSpec, NNTrainerParams, NNTrainParams, RuntimeModule
 from nnx.utils import validation as check
+from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
@@ -94,10 +94,9 @@ def check_model(request: FitRequest) -> None:
         model.task_adapter.check_loss_fn(model.loss_fn)
     _check_metrics(request)
     if request.eval_step_fn is not None and params.val_loader is None:
-        warnings.warn(
+        warn_caller(
             "eval_step_fn is never called: it validates over params.val_loader, which is None",
             RuntimeWarning,
-            stacklevel=5,
         )
     if request.eval_step_fn is not None:
         from nnx.streaming import check_eval_step
@@ -250,11 +249,10 @@ def warn_unowned(net: torch.nn.Module, optimizers: Mapping[str, torch.optim.Opti
     if not names:
         return False
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" * (len(names) > 5))
-    warnings.warn(
+    warn_caller(
         f"no optimizer owns {shown}, which require gradients: they will not train. Build the "
         "optimizer without param_groups, match them with a group, or freeze them",
         RuntimeWarning,
-        stacklevel=3,
     )
     return True
 

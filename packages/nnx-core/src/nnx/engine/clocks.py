@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nnx.components import ComponentSpec
 from nnx.enums import Schedulers
+from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
     from nnx.engine.session import FitSession
@@ -116,12 +116,11 @@ class SchedulerClock:
     def _warn_past_period(self) -> None:
         if self._period is not None and self.position > self._period:
             period, self._period = self._period, None
-            warnings.warn(
+            warn_caller(
                 f"{self._name} has passed its T_max of {period}; its learning rate climbs back up "
                 "from here. Set T_max in NNSchedulerParams, in the run that starts the schedule, "
                 "to choose the period.",
                 RuntimeWarning,
-                stacklevel=3,
             )
 
     @property
@@ -193,12 +192,11 @@ class UnreportedUpdates:
 
     def after_epoch(self, session: FitSession, updates: int) -> None:
         if self._idle and updates == 0:
-            warnings.warn(
+            warn_caller(
                 f"epoch {session.epoch} reported no optimizer update, so "
                 f"{' and '.join(self._idle)}: a step function that steps an optimizer itself "
                 "must call ctx.report_update()",
                 RuntimeWarning,
-                stacklevel=2,
             )
 
 

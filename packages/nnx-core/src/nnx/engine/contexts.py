@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from nnx.engine.update import UpdateEngine
-    from nnx.nn_model import NNModel
+    from nnx.models import Model
     from nnx.params import MetricSpec
     from nnx.precision import ResolvedPrecision
     from nnx.records import NNEvaluationDataPoint
@@ -31,7 +31,7 @@ class TrainStepContext:
     end of the epoch, where a short accumulation window closes.
     """
 
-    model: NNModel
+    model: Model
     batch: Any
     optimizer: torch.optim.Optimizer
     scaler: Any
@@ -51,7 +51,7 @@ class TrainStepContext:
 class EvalStepContext:
     """One epoch's validation, for an ``eval_step_fn``."""
 
-    model: NNModel
+    model: Model
     val_loader: Iterable[Any]
     extra_metrics: Mapping[str, Callable[..., Any]] | None
     epoch_idx: int
@@ -65,7 +65,7 @@ class TrainerStepContext:
     ``report_update(name)`` says that the optimizer of that name took a step.
     """
 
-    model: NNModel
+    model: Model
     batch: Any
     optimizers: Mapping[str, torch.optim.Optimizer]
     schedulers: Mapping[str, Any]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nnx.records import control_signal
+from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
     from nnx.monitors import MonitorTracker
@@ -60,18 +60,16 @@ class Judge:
             )
             if signal.diverged:
                 used += ". An epoch whose loss is not finite is never BEST"
-            warnings.warn(
+            warn_caller(
                 f"epoch {idp.epoch_idx}: {', '.join(signal.rejected)} is not finite; {used}",
                 RuntimeWarning,
-                stacklevel=2,
             )
         elif signal.source is None:
-            warnings.warn(
+            warn_caller(
                 f"epoch {idp.epoch_idx}: no metric available: neither validation nor the last "
                 "batch gave a loss or an error, so the epoch is not compared for BEST and a "
                 "plateau scheduler does not step",
                 RuntimeWarning,
-                stacklevel=2,
             )
         improved = signal.value is not None and not signal.diverged and signal.value < self.best
         if improved:

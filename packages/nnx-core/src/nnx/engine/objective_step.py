@@ -13,7 +13,7 @@ from nnx.records import NNEvaluationDataPoint
 from nnx.tasks.recorder import EpochRecorder
 
 if TYPE_CHECKING:
-    from nnx.nn_model import NNModel
+    from nnx.models import Model
     from nnx.precision import ResolvedPrecision
 
 
@@ -51,7 +51,7 @@ class ObjectiveStep:
 
     def __init__(
         self,
-        model: NNModel,
+        model: Model,
         objective: Callable[[ObjectiveContext], ObjectiveResult],
         engine: UpdateEngine,
         precision: ResolvedPrecision,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from nnx.optimizers import build_optimizer
 from nnx.precision import ResolvedPrecision, resolve_precision
 from nnx.store import NNRun, providers
 from nnx.tasks.recorder import EpochRecorder
+from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
     import torch
@@ -173,11 +173,10 @@ def _precision(request: FitRequest) -> ResolvedPrecision:
     if request.trainer is None or precision.source != "mixed_precision":
         return precision
     if precision.reduced and request.objective is not None:
-        warnings.warn(
+        warn_caller(
             "Trainer.train does not apply the legacy mixed_precision flag; the objective runs in "
             "full precision. Declare a PrecisionPolicy to reduce it",
             RuntimeWarning,
-            stacklevel=4,
         )
     return resolve_precision(dataclasses.replace(model.params, mixed_precision=False), model.device)
 

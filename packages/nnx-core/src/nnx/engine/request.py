@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nnx.history import HistoryJournal
-    from nnx.nn_model import NNModel
+    from nnx.models import Model
     from nnx.params import CompileSpec
     from nnx.provenance import ExperimentManifest
-    from nnx.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRequest:
     """The arguments of ``NNModel.train`` or ``Trainer.train``, nothing resolved yet."""
 
-    model: NNModel
+    model: Model
     params: Any  # NNTrainParams or NNTrainerParams, checked first
-    trainer: Trainer | None = None
+    trainer: Any = None  # the Trainer that asks, if one does; callbacks see it
     callbacks: Sequence[Any] | None = None
     step_fn: Callable[[Any], Any] | None = None
     eval_step_fn: Callable[[Any], Any] | None = None

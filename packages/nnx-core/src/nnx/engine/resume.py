@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -230,11 +229,10 @@ def _refuse_weights_only(point: Any, mode: str, planned: bool, source: str) -> N
             f"resume_epochs='planned' continues a recorded plan, and {source} gives weights only"
         )
     if mode == "auto":
-        warnings.warn(
+        warn_caller(
             f"{source} holds no training state: the weights are restored; optimizer, scheduler, "
             "random streams and components start fresh",
             RuntimeWarning,
-            stacklevel=5,
         )
 
 
@@ -443,11 +441,10 @@ def undone_on_error(session: FitSession) -> Iterator[None]:
         try:
             session.model.net.load_state_dict(before)
         except Exception as error:
-            warnings.warn(
+            warn_caller(
                 f"the model could not be rolled back after a failed resume: "
                 f"{type(error).__name__}: {error}",
                 RuntimeWarning,
-                stacklevel=3,
             )
         rng.restore(streams, session.loaders)
         raise
@@ -488,20 +485,18 @@ def restore_streams(session: FitSession) -> None:
         return
     saved = session.plan.ranks.streams(start.state)
     if saved is None:
-        warnings.warn(
+        warn_caller(
             "the checkpoint holds no random state: the resumed run draws other numbers than an "
             "uninterrupted one",
             RuntimeWarning,
-            stacklevel=2,
         )
         return
     unmatched = rng.restore(saved, session.loaders)
     if unmatched:
-        warnings.warn(
+        warn_caller(
             f"the checkpoint's state of {', '.join(unmatched)} fits no generator of the same seed, "
             "nor a loader with persistent workers, in this run's loaders; those streams start fresh",
             RuntimeWarning,
-            stacklevel=2,
         )
     _warn_of_workers(session.loaders, saved)
 
@@ -521,10 +516,9 @@ def _warn_of_workers(loaders: Mapping[str, Any], saved: Mapping[str, Any]) -> No
     else:
         what = ""
     exception = "" if lasting else " from anything but the streams that torch seeds each epoch"
-    warnings.warn(
+    warn_caller(
         f"the loaders {', '.join(workers)} use workers, whose own random state is not saved{what}. "
         "The resumed batches are those of an uninterrupted run only if the workers draw nothing "
         f"themselves{exception}",
         RuntimeWarning,
-        stacklevel=3,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,13 +12,14 @@ from nnx.engine.callback_context import CallbackContext, overrides
 from nnx.engine.clocks import SchedulerClock
 from nnx.engine.contexts import takes_an_argument
 from nnx.records import NNIterationDataPoint
+from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
     import torch
 
     from nnx.engine.plan import FitPlan
     from nnx.engine.resume import Position
-    from nnx.nn_model import NNModel
+    from nnx.models import Model
     from nnx.objectives import UpdateEvent
     from nnx.records import NNEvaluationDataPoint
     from nnx.store import NNRun
@@ -36,7 +36,7 @@ class FitSession:
     def __init__(self, plan: FitPlan, writer: RunWriter) -> None:
         self.plan = plan
         self.writer = writer
-        self.model: NNModel = plan.model
+        self.model: Model = plan.model
         self.trainer = plan.trainer
         self.params = plan.params
         self.precision = plan.precision
@@ -142,11 +142,10 @@ class FitSession:
             except (OSError, ValueError) as error:
                 if hook != "on_train_end":
                     raise
-                warnings.warn(
+                warn_caller(
                     f"{type(callback).__name__} gets the last records only: the history could "
                     f"not be read back ({error})",
                     RuntimeWarning,
-                    stacklevel=4,
                 )
         return self._everything
 
@@ -196,11 +195,10 @@ class FitSession:
             try:
                 callback.on_train_end(self.ctx)
             except Exception as error:
-                warnings.warn(
+                warn_caller(
                     f"{type(callback).__name__}.on_train_end failed while cleaning up: "
                     f"{type(error).__name__}: {error}",
                     RuntimeWarning,
-                    stacklevel=3,
                 )
 
     def bind_listeners(self) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from nnx.engine.update import UpdateEngine
-    from nnx.nn_model import NNModel
+    from nnx.models import Model
     from nnx.precision import ResolvedPrecision
 
 
@@ -47,7 +47,7 @@ class Supervised:
 
 
 def supervised_step(
-    model: NNModel,
+    model: Model,
     engine: UpdateEngine,
     batch: Any,
     *,

@@ -22,7 +22,6 @@ from nnx.utils.modes import eval_mode
 if TYPE_CHECKING:
     from nnx.engine.contexts import TrainStepContext, TrainStepFn
     from nnx.models import Model
-    from nnx.nn_model import NNModel
 
 
 def sequence_log_probs(net: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -52,7 +51,7 @@ def dpo_loss(
 
 
 def dpo_train_step_factory(
-    ref_model: NNModel, *, beta: float = 0.1, pad_token_id: int | None = None
+    ref_model: Model, *, beta: float = 0.1, pad_token_id: int | None = None
 ) -> TrainStepFn:
     """A ``train_step_fn`` over ``(prompt_ids, chosen_ids, rejected_ids)`` batches.
 
@@ -171,14 +170,14 @@ def _marked(
     )
 
 
-def _on(model: NNModel, pair: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+def _on(model: Model, pair: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     precision = inference_precision(model.params, model.device)
     with eval_mode(model.net), precision.autocast():
         scores = sequence_log_probs(model.net, *(t.to(model.device) for t in pair))
     return scores.to(device)
 
 
-def _check_apart(policy: NNModel, reference: NNModel) -> None:
+def _check_apart(policy: Model, reference: Model) -> None:
     held = {id(parameter) for parameter in reference.net.parameters()}
     if any(id(parameter) in held for parameter in policy.net.parameters()):
         raise ValueError(
