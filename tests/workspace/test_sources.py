@@ -155,7 +155,8 @@ def test_every_distribution_has_a_readme_and_is_typed() -> None:
 def test_core_warns_through_the_one_place_that_finds_the_caller() -> None:
     """``stacklevel`` counts frames that move with every refactoring."""
     direct = re.compile(r"\bwarnings\.warn\(")
-    found = [f.name for f in sources(CORE) if direct.search(f.read_text(encoding="utf-8"))]
+    called = [file for file in sources(CORE) if "cli" not in file.parts]  # a command has no caller
+    found = [file.name for file in called if direct.search(file.read_text(encoding="utf-8"))]
     assert found == ["caller.py"]
 
 
