@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nnx.prediction.batches import forward_batch
+from nnx.tasks.batch_error import BatchError
 from nnx.tasks.losses import SupervisedTerms, supervised_terms
 
 if TYPE_CHECKING:
@@ -62,13 +63,17 @@ def supervised_step(
     not fit the model's task, and ``FloatingPointError`` before anything is stepped
     when the loss is not finite.
     """
-    if precision.reduced:
-        with precision.autocast():
+    try:
+        if precision.reduced:
+            with precision.autocast():
+                output, target = forward_batch(model, batch)
+        else:
             output, target = forward_batch(model, batch)
-    else:
-        output, target = forward_batch(model, batch)
-    # Scored outside the autocast region, in full precision.
-    terms = supervised_terms(model.loss_fn, model.task_adapter, output, target)
+        # Scored outside the autocast region, in full precision.
+        terms = supervised_terms(model.loss_fn, model.task_adapter, output, target)
+    except BatchError as error:
+        where = f"epoch {epoch_idx}, batch {batch_idx}"
+        raise BatchError(f"{where}: {error}") from error.__cause__
     applied = engine.apply_supervised(
         terms, epoch_idx=epoch_idx, batch_idx=batch_idx, is_last=is_last
     )

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from nnx.data.columns import is_frame, is_series
 from nnx.models import Model, adapter_for
 from nnx.precision import inference_precision
+from nnx.tasks.batch_error import forward_error
 from nnx.utils.caller import warn_caller
 
 
@@ -76,9 +78,14 @@ def _forward(
     net: Any, adapter: Any, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
     moved = [_to(value, device) for value in args]
-    if not kwargs:
-        return adapter.output(net(*moved))
-    return adapter.output(net(*moved, **{name: _to(v, device) for name, v in kwargs.items()}))
+    named = {name: _to(value, device) for name, value in kwargs.items()} if kwargs else kwargs
+    try:
+        return adapter.output(net(*moved, **named))
+    except RuntimeError as error:
+        explained = forward_error(net, moved, error)
+        if explained is None:
+            raise
+        raise explained from error
 
 
 @contextmanager
@@ -150,6 +157,11 @@ def is_loader(X: Any) -> bool:
     """Whether ``X`` is an iterable of batches rather than one batch of inputs."""
     if isinstance(X, (torch.Tensor, np.ndarray, tuple, Mapping, str, bytes)):
         return False
+    if is_frame(X) or is_series(X):
+        raise TypeError(
+            f"a pandas {type(X).__name__} is neither a batch nor a loader; give its numbers, in the "
+            'order of training: frame[columns].to_numpy("float32")'
+        )
     return not hasattr(X, "edge_index") and isinstance(X, Iterable)
 
 

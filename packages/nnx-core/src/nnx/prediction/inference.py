@@ -24,6 +24,7 @@ from nnx.prediction.spec import PredictionValidationError, ProbabilitySpec
 from nnx.records import NNEvaluationDataPoint
 from nnx.tasks.accumulator import ScoreAccumulator, task_record
 from nnx.tasks.adapters import known_width
+from nnx.tasks.batch_error import BatchError
 from nnx.tasks.counts import tensor_of, wide
 from nnx.tasks.decoding import decode_batch
 from nnx.tasks.losses import supervised_terms
@@ -60,7 +61,11 @@ def evaluate(
     totals = EvaluationTotals(model, metrics, keep_arrays=bool(extra_metrics))
     with eval_mode(model.net), batches.inference_context(model):
         for batch in fast_batches(loader):
-            totals.add(*batches.forward_batch(model, batch))
+            try:
+                totals.add(*batches.forward_batch(model, batch))
+            except BatchError as error:
+                where = f"evaluation, batch {totals.batches}"
+                raise BatchError(f"{where}: {error}") from error.__cause__
         for batch in company:
             batches.forward_batch(model, batch)
     if combine is not None:

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from nnx.tasks.batch_error import loss_error
+
 ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss)
 CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 CONTINUOUS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -164,7 +166,13 @@ def supervised_terms(
         output = output.float()
     if adapter is None:
         _refuse_broadcast(loss_fn, output, target)
-        loss = loss_fn(native_input(loss_fn, output), target)
+        try:
+            loss = loss_fn(native_input(loss_fn, output), target)
+        except (IndexError, RuntimeError) as error:
+            explained = loss_error(loss_fn, output, target, error)
+            if explained is None:
+                raise
+            raise explained from error
         check_scalar(loss, loss_fn)
         counted = None
         if getattr(loss_fn, "reduction", None) == "sum":
