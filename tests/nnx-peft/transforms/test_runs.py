@@ -28,7 +28,7 @@ from nnx import (
     unregister_model_factory,
     widen,
 )
-from nnx.peft import add_adapter, merge_adapters
+from nnx.peft import LoRALinear, add_adapter, merge_adapters, unmerge_adapters
 from nnx.prune import magnitude_prune
 from nnx.surgery import low_rank_factorize
 from nnx.transforms import RecipeError, TransformRecipe, check_optimizer, lora, low_rank
@@ -88,6 +88,23 @@ class TestAdaptersWithoutARecord:
         model.train(kit.train_params(), salt="more")
         assert not torch.equal(model.net.layers[0].lora_B, matrix)
         assert torch.equal(model.net.layers[0].base.weight, base)
+
+    def test_a_net_merged_in_training_mode_stays_merged_while_it_is_borrowed(self, kit):
+        model = kit.model()
+        apply_lora_to(model.net, "layers.*", r=2, freeze_base=True)
+        model.train(kit.train_params())
+        assert model.net.training
+        modes = [m.training for m in model.net.modules()]
+        merge_adapters(model.net)
+        wrappers = [m for m in model.net.modules() if isinstance(m, LoRALinear)]
+        model.predict(torch.randn(2, 32))
+        model.evaluate(kit.data())
+        assert [layer.merged for layer in wrappers] == [True] * 3
+        unmerge_adapters(model.net)
+        assert [m.training for m in model.net.modules()] == modes
+        merge_adapters(model.net)
+        model.net.train()
+        assert [layer.merged for layer in wrappers] == [False] * 3
 
     def test_a_supervised_step_switches_dropout_on(self, kit):
         model = kit.model()

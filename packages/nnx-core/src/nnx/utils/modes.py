@@ -14,20 +14,22 @@ if TYPE_CHECKING:
 def restored_modes(net: nn.Module) -> Iterator[None]:
     """Restore each submodule's own training flag on the way out, also on an error.
 
-    A module that is in another mode is put back by its own ``train()``, outermost
-    first, since it may do more than set the flag (adapters that merge in eval mode). A
-    tree with mixed modes stays mixed.
+    A module with a ``train()`` of its own is put back by it, since it may do more than
+    set the flag (adapters that merge in eval mode); the flags of all others are written
+    directly, so that a tree with mixed modes stays mixed and a module that was in its
+    mode all the time is not called.
     """
+    from torch import nn
+
     flags = [(module, module.training) for module in net.modules()]
     try:
         yield
     finally:
         for module, training in flags:
-            if module.training != training:
+            if module.training != training and type(module).train is not nn.Module.train:
                 module.train(training)
         for module, training in flags:
-            if module.training != training:  # its own train() decides otherwise
-                module.training = training
+            module.training = training
 
 
 @contextmanager

@@ -20,8 +20,9 @@ class AdaptedLayer(nn.Module):
     :meth:`merge` folds the trained part into the base's own tensors, so that a
     forward pass costs what the base costs; :meth:`unmerge` puts the original
     tensors back bit for bit. Being merged is runtime state like the mode:
-    ``state_dict()`` always holds the unmerged base. Loading a state and
-    ``train()`` unmerge first: a merged adapter would get no gradient.
+    ``state_dict()`` always holds the unmerged base. A merged wrapper counts as
+    evaluating; loading a state and ``train()`` unmerge first, since a merged
+    adapter would get no gradient.
     """
 
     merged: bool
@@ -64,6 +65,7 @@ class AdaptedLayer(nn.Module):
             setattr(self, f"_unmerged_{name}", own[name])
             self.base.get_parameter(name).copy_(value)
         self.merged = True
+        self.training = False  # so that giving a borrowed net's modes back is no train()
         return True
 
     @torch.no_grad()
@@ -80,6 +82,7 @@ class AdaptedLayer(nn.Module):
             self.base.get_parameter(name).copy_(value)
             setattr(self, f"_unmerged_{name}", None)
         self.merged = False
+        self.training = self.base.training
         return True
 
     def check_unmergeable(self) -> None:
