@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nnx.surgery import drop_layer, expand_embedding, low_rank_factorize
+from nnx.surgery import drop_layer, expand_embedding, low_rank_factorize, widen
 from torch import nn
 
 
@@ -167,3 +167,21 @@ class TestExpandEmbedding:
             expand_embedding(nn.Linear(4, 3), new_num_embeddings=9)
         with pytest.raises(ValueError, match="'zeros' or 'copy_mean'"):
             expand_embedding(nn.Embedding(4, 3), new_num_embeddings=9, init="ones")
+
+
+def test_a_quantized_layer_is_refused_with_words():
+    torchao = pytest.importorskip("torchao.quantization", reason="torchao is the quantize extra")
+    net = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 16))
+    torchao.quantize_(net, torchao.Int8WeightOnlyConfig())
+    for change in (
+        lambda: low_rank_factorize(net[0], rank=2),
+        lambda: widen(net, layer_name="0", new_width=20),
+    ):
+        with pytest.raises(ValueError, match="is a Int8Tensor, not a plain tensor of floats"):
+            change()
+
+
+def test_an_unknown_name_is_answered_with_the_closest():
+    net = nn.ModuleDict({"encoder": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+    with pytest.raises(KeyError, match="'encodr' is not a submodule.*the closest are 'encoder'"):
+        drop_layer(net, layer_name="encodr")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from nnx.surgery.sites import require_plain
 from nnx.utils import validation as check
 from torch import nn
 
@@ -34,6 +35,7 @@ def check_rank(linear: nn.Module, rank: int, method: str) -> int:
         raise TypeError(f"low_rank_factorize takes an nn.Linear, not a {type(linear).__name__}")
     if method not in _METHODS:
         raise ValueError(f"method must be one of {', '.join(map(repr, _METHODS))}, not {method!r}")
+    require_plain(linear, "the layer")
     largest = min(linear.in_features, linear.out_features)
     return check.count("low_rank_factorize", "rank", rank, at_most=largest)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from nnx.nets import FeedFwdNN
+from nnx.utils.modules import closest, module_paths, require_module
 from torch import nn
 
 # Modules that act on each element alone, so a copied unit stays a copy.
@@ -33,10 +35,12 @@ class Site:
 
 def find(model: nn.Module, path: str) -> Site:
     """The site of ``path`` (dotted, as in ``named_modules()``); ``KeyError`` when absent."""
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(module_paths(require_module("surgery", model)))
     if not isinstance(path, str) or not path or path not in modules:
+        near = closest(path, [name for name in modules if name]) if isinstance(path, str) else ()
         raise KeyError(
-            f"{path!r} is not a submodule of {type(model).__name__}; see model.named_modules()"
+            f"{path!r} is not a submodule of {type(model).__name__}; see model.named_modules(); "
+            f"the closest are {', '.join(map(repr, near))}"
         )
     parent, _, name = path.rpartition(".")
     return Site(path, modules[parent], name, modules[path])
@@ -62,9 +66,20 @@ def feed_forward_owner(model: nn.Module, site: Site) -> FeedFwdNN | None:
     return owner if name == "layers" and owner.layers is site.parent else None
 
 
+def require_plain(layer: nn.Linear, path: str) -> None:
+    """Refuse a weight that is no plain tensor of floats (a quantized one)."""
+    weight = layer.weight
+    plain = type(weight) in (nn.Parameter, torch.Tensor) and weight.layout is torch.strided
+    if not plain or not weight.is_floating_point():
+        raise ValueError(
+            f"the weight of {path!r} is a {type(weight).__name__}, not a plain tensor of floats; "
+            "change the shape before you quantize"
+        )
+
+
 def require_unshared(model: nn.Module, layer: nn.Linear, path: str) -> None:
     """Refuse a Linear that is registered, or whose tensors are held, somewhere else too."""
-    paths = [n for n, m in model.named_modules(remove_duplicate=False) if m is layer]
+    paths = [n for n, m in module_paths(model) if m is layer]
     if len(paths) > 1:
         raise ValueError(
             f"{path!r} is one module under {' and '.join(map(repr, paths))}; resizing it would "
@@ -75,6 +90,7 @@ def require_unshared(model: nn.Module, layer: nn.Linear, path: str) -> None:
             f"the weight of {path!r} is computed (pruned or parametrized); make it a plain "
             "parameter first"
         )
+    require_plain(layer, path)
     own = {id(p) for p in layer._parameters.values() if p is not None}
     for name, module in model.named_modules():
         for key, parameter in module._parameters.items():
