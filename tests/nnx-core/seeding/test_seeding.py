@@ -143,6 +143,16 @@ def test_the_snapshot_names_versions_and_the_platform():
     }  # fmt: skip
 
 
+def test_the_snapshot_says_whether_algorithms_are_deterministic():
+    try:
+        for mode, said in (({"mode": True}, "on"), ({"mode": True, "warn_only": True}, "warn"),
+                           ({"mode": False}, "off")):  # fmt: skip
+            torch.use_deterministic_algorithms(**mode)
+            assert env_snapshot()["deterministic_algorithms"] == said
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     for variable in [v for v in os.environ if v.startswith("GIT_")]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -32,6 +34,7 @@ from nnx.link_tasks import (
     link_predictor_spec,
     split_links,
 )
+from nnx.link_tasks.baselines import common_neighbours
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import nn
 from torch.nn import functional as F
@@ -447,3 +450,35 @@ def test_a_recipe_that_cannot_be_built_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
     assert FACTORY_ID == "nnx.link_predictor"
+
+
+# -- beside what learns nothing -----------------------------------------------------------
+
+
+def test_common_neighbours_are_networkx_s():
+    links = task()
+    graph = nx.Graph()
+    graph.add_nodes_from(range(34))
+    graph.add_edges_from(links.split.train)
+    pairs = np.array(list(itertools.combinations(range(34), 2)))
+    found = common_neighbours(links.topology, pairs)
+    assert found.tolist() == [len(list(nx.common_neighbors(graph, u, v))) for u, v in pairs]
+
+
+def test_the_report_sets_a_model_beside_scorers_that_learn_nothing():
+    links, net = task(), model()
+    prediction = links.predict(net, links.loader("test", GRAPH.x, 9))
+    report = links.report(prediction, k=(3,))
+    assert set(report) == {"model", "common_neighbours", "constant"}
+    assert set(report["model"]) == {"auroc", "ap", "hits@3", "mrr"}
+    figures = link_metrics(prediction.logits, prediction.targets, from_logits=True)
+    assert report["model"]["auroc"] == figures["auroc"]
+    constant = {name: found.value for name, found in report["constant"].items()}
+    n = len(links.split.test)
+    assert constant == {"auroc": 0.5, "ap": 0.5, "hits@3": 0.0, "mrr": pytest.approx(1 / (n + 1))}
+    shared = common_neighbours(links.topology, prediction.pairs)
+    assert report["common_neighbours"]["auroc"].value == pytest.approx(
+        roc_auc_score(prediction.targets, shared)
+    )
+    with pytest.raises(LinkTaskError, match="only binary candidates"):
+        label_task().report(prediction)

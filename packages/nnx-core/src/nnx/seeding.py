@@ -215,7 +215,7 @@ _snapshot: dict[str, Any] | None = None
 
 
 def env_snapshot(force_refresh: bool = False) -> dict[str, Any]:
-    """Where this process runs: versions, platform, GPUs and the git commit.
+    """Where this process runs: versions, platform, GPUs, determinism and the git commit.
 
     JSON-serializable. A field that cannot be found is ``None``; nothing raises.
     It is computed once per process (``force_refresh`` computes it again), and
@@ -231,7 +231,20 @@ def env_snapshot(force_refresh: bool = False) -> dict[str, Any]:
     names = _gpu_names()
     if names:
         result["cuda_device_names"] = names
+    deterministic = _deterministic_algorithms()
+    if deterministic:
+        result["deterministic_algorithms"] = deterministic
     return result
+
+
+def _deterministic_algorithms() -> str | None:
+    """``"on"``, ``"warn"`` or ``"off"``: what torch does where no deterministic way exists."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        return "warn"
+    return "on" if torch.are_deterministic_algorithms_enabled() else "off"
 
 
 def _describe_environment() -> dict[str, Any]:

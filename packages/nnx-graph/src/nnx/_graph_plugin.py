@@ -32,7 +32,9 @@ def nnx_nets() -> Mapping[str, Any]:
 def nnx_model_factories() -> Mapping[tuple[str, int], Any]:
     return {
         ("nnx.graph_classifier", 1): "nnx.graph_tasks.classifier:build",
+        ("nnx.hetero_node_classifier", 1): "nnx.graph.hetero:build",
         ("nnx.link_predictor", 1): "nnx.link_tasks.predictor:build",
+        ("nnx.node_classifier", 1): "nnx.graph.classifier:build",
     }
 
 

@@ -68,6 +68,8 @@ IDS: dict[str, tuple[str, ...]] = {
         "graph_conv",
         "graph_sage",
         "nnx.graph_classifier",
+        "nnx.hetero_node_classifier",
+        "nnx.node_classifier",
         "nnx.link_predictor",
         "nnx.link_ap",
         "nnx.link_auroc",

@@ -28,8 +28,8 @@ def mixed(seed: int, *keys: int) -> int:
     return value
 
 
-def uniforms(seed: int, *keys: Any) -> np.ndarray:
-    """Float64 numbers in [0, 1), one for each broadcast combination of ``keys``.
+def hashed(seed: int, *keys: Any) -> np.ndarray:
+    """64-bit numbers, one for each broadcast combination of ``keys``, in their order.
 
     ``keys`` are integers or integer arrays that broadcast together.
     """
@@ -41,4 +41,9 @@ def uniforms(seed: int, *keys: Any) -> np.ndarray:
             value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
             value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)
             value = value ^ (value >> np.uint64(31))
-    return np.asarray((value >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    return np.asarray(value)
+
+
+def uniforms(seed: int, *keys: Any) -> np.ndarray:
+    """Float64 numbers in [0, 1), one for each broadcast combination of ``keys``."""
+    return (hashed(seed, *keys) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,3 +1,8 @@
+from .classifier import NodeClassifier as NodeClassifier
+from .classifier import node_classifier_spec as node_classifier_spec
+from .hetero import HeteroNodeClassifier as HeteroNodeClassifier
+from .hetero import hetero_node_classifier_spec as hetero_node_classifier_spec
+from .inference import infer_nodes as infer_nodes
 from .encoders import EncoderSpec as EncoderSpec
 from .encoders import GraphEncoder as GraphEncoder
 from .dataset import NNGraphDataset as NNGraphDataset

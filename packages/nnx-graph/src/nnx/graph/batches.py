@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from nnx.graph.determinism import check_determinism
+from torch import nn
 
 
 def is_graph_collection_batch(batch: Any) -> bool:
@@ -15,6 +17,32 @@ def is_graph_collection_batch(batch: Any) -> bool:
 def is_link_batch(batch: Any) -> bool:
     """Whether ``batch`` asks about candidate links (see :mod:`nnx.link_tasks`)."""
     return any(getattr(batch, n, None) is not None for n in ("candidate_id", "edge_label_index"))
+
+
+class NodeRows(nn.Module):
+    """A net with one output row per node: how it reads a batch, and which rows count."""
+
+    def unpack_batch(self, batch: Any) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """``((x, edge_index), y)`` of a PyG ``Data`` object; ``y`` is ``None`` without targets.
+
+        Raises ``ValueError`` for a batch of whole graphs or of link candidates,
+        whose rows are no nodes.
+        """
+        check_node_batch(batch, type(self).__name__)
+        check_determinism(self)
+        return (batch.x, batch.edge_index), batch.y
+
+    def seed_count(self, batch: Any) -> int | None:
+        """How many leading rows of a sampled subgraph are seeds; ``None``: every row counts.
+
+        The neighbours that follow the seeds may belong to another split, so they are
+        neither trained on nor scored. Only a sampler's ``input_id`` makes a batch a
+        subgraph: a full graph has none, nor has a collation of several graphs, whose
+        ``batch_size`` counts graphs.
+        """
+        if getattr(batch, "input_id", None) is None:
+            return None
+        return check_seeds(batch)
 
 
 def check_node_batch(batch: Any, owner: str) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
-from nnx.graph.batches import check_node_batch, check_seeds
+from nnx.graph.batches import NodeRows
 from nnx.nets.layers import BuiltinNet
 from nnx.params import NNParams
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 
-class GraphNNBase(BuiltinNet):
+class GraphNNBase(NodeRows, BuiltinNet):
     """Message-passing layers ``layers.0`` to ``layers.n`` through ``params.dims``.
 
     Inputs: node features ``X`` of shape ``(N, input_dim)`` and edges ``E`` of shape
@@ -32,33 +31,13 @@ class GraphNNBase(BuiltinNet):
         raise NotImplementedError(f"{type(self).__name__} must define _build_layers()")
 
     def forward(self, X: torch.Tensor, E: torch.Tensor) -> torch.Tensor:
-        last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            X = layer(X, E)
-            if i < last:
-                X = self._activate(i, X)
+            X = self.after(i, layer(X, E), X)
         return X
 
-    def unpack_batch(self, batch: Any) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """``((x, edge_index), y)`` of a PyG ``Data`` object; ``y`` is ``None`` without targets.
-
-        Raises ``ValueError`` for a batch of whole graphs or of link candidates,
-        whose rows are no nodes.
-        """
-        check_node_batch(batch, type(self).__name__)
-        return (batch.x, batch.edge_index), batch.y
-
-    def seed_count(self, batch: Any) -> int | None:
-        """How many leading rows of a sampled subgraph are seeds; ``None``: every row counts.
-
-        The neighbours that follow the seeds may belong to another split, so they are
-        neither trained on nor scored. Only a sampler's ``input_id`` makes a batch a
-        subgraph: a full graph has none, nor has a collation of several graphs, whose
-        ``batch_size`` counts graphs.
-        """
-        if getattr(batch, "input_id", None) is None:
-            return None
-        return check_seeds(batch)
+    def after(self, i: int, made: torch.Tensor, X: torch.Tensor) -> torch.Tensor:
+        """What follows layer ``i``, which made ``made`` of ``X``, row by row."""
+        return self._activate(i, made) if i < len(self.layers) - 1 else made
 
 
 class GraphConvNN(GraphNNBase):

@@ -6,5 +6,8 @@ from .collection import GraphCollection as GraphCollection
 from .collection import GraphTaskError as GraphTaskError
 from .collection import check_graph_batch as check_graph_batch
 from .collection import is_graph_collection_batch as is_graph_collection_batch
+from .leakage import graph_hash as graph_hash
+from .pooling import ALL_POOLS as ALL_POOLS
 from .pooling import POOLS as POOLS
+from .pooling import AttentionPool as AttentionPool
 from .pooling import GraphPool as GraphPool

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from nnx.graph.determinism import check_determinism
 from nnx.graph.encoders import encoder_config, encoder_of
 from nnx.graph_tasks.collection import GraphTaskError, check_graph_batch
 from nnx.graph_tasks.pooling import ALL_POOLS, GraphPool, pool_of
@@ -63,6 +64,7 @@ class GraphClassifier(nn.Module):
     def unpack_batch(self, batch: Any) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
         """``((x, edge_index, batch, ptr), y)`` of a checked batch of whole graphs."""
         x, edges, of_node, ptr = check_graph_batch(batch)
+        check_determinism(self)
         if self.input_dim is not None and (x.ndim != 2 or x.shape[1] != self.input_dim):
             raise GraphTaskError(
                 f"the classifier reads {self.input_dim} features per node, but the batch has "

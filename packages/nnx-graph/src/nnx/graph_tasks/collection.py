@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from nnx.graph.batches import is_graph_collection_batch, is_link_batch
 from nnx.graph.edges import checked_edges
+from nnx.graph_tasks.leakage import graph_hash
 from nnx.utils import validation as check
 from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
@@ -102,6 +103,25 @@ class GraphCollection(Dataset[Any]):
         return GraphCollection(
             graphs, wanted, targets=targets, unlabeled=without, num_classes=self.num_classes
         )
+
+    def overlap(
+        self, other: GraphCollection, *, iterations: int = 3, features: bool = True
+    ) -> list[tuple[int, int]]:
+        """Pairs of ids ``(here, there)`` of graphs that are equal: leakage between splits.
+
+        Compared by :func:`~nnx.graph_tasks.graph_hash`, which finds every copy under any
+        order of nodes; of graphs that it cannot tell apart, look at the pair. Targets are
+        not compared. ``features=False`` compares structure alone.
+        """
+        there: dict[int, list[int]] = {}
+        for graph_id, graph in zip(other.ids, other._graphs):
+            code = graph_hash(graph, iterations=iterations, features=features)
+            there.setdefault(code, []).append(graph_id)
+        return [
+            (graph_id, match)
+            for graph_id, graph in zip(self.ids, self._graphs)
+            for match in there.get(graph_hash(graph, iterations=iterations, features=features), ())
+        ]
 
     def loader(self, batch_size: int, *, shuffle: bool = False, seed: int | None = None) -> Any:
         """Batches of graphs: ``Batch(x, edge_index, batch, ptr, y, graph_id)``.

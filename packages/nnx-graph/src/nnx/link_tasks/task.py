@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from nnx.components import ComponentSpec
+from nnx.graph.determinism import check_determinism
+from nnx.link_tasks.baselines import common_neighbours
 from nnx.link_tasks.checks import BatchCheck
 from nnx.link_tasks.loading import LinkLoader
-from nnx.link_tasks.metrics import link_metrics
+from nnx.link_tasks.metrics import MetricValue, link_metrics, link_ranking
 from nnx.link_tasks.split import LinkSplit, LinkTaskError, _split_name
 from nnx.objectives import LossTerm, Objective, ObjectiveContext, ObjectiveResult
 from nnx.params import MetricSpec
@@ -160,6 +162,7 @@ class LinkTask:
 
     def logits(self, net: torch.nn.Module, batch: Any, device: torch.device) -> torch.Tensor:
         """The network's output for a checked batch, ``(K,)`` or ``(K, categories)``."""
+        check_determinism(net)
         parts = (batch.x, batch.edge_index, batch.edge_label_index)
         output = net(*(part.to(device) for part in parts))
         count = len(batch.candidate_id)
@@ -215,6 +218,35 @@ class LinkTask:
             probabilities=chances.numpy(), targets=targets[order].long().numpy(),
             split=names.pop(),
         )  # fmt: skip
+
+    def report(
+        self,
+        prediction: LinkPrediction,
+        *,
+        k: Sequence[int] = (10, 50, 100),
+        ties: str = "pessimistic",
+    ) -> dict[str, dict[str, MetricValue]]:
+        """The figures of a binary prediction beside those of scorers that learn nothing.
+
+        ``"model"``, ``"common_neighbours"`` (how many neighbours a pair shares in the
+        training topology; Liben-Nowell & Kleinberg, 2007) and ``"constant"``: each with
+        AUROC, AP, hits@k and MRR over the same candidates. A model near the common
+        neighbours learned little more; a constant that does well shows a leak or a wrong
+        figure. ``ties`` is the policy of :func:`link_ranking`.
+        """
+        if self.mode != "binary":
+            raise LinkTaskError("only binary candidates are compared with scorers of pairs")
+        scorers = {
+            "model": prediction.logits,
+            "common_neighbours": common_neighbours(self.topology, prediction.pairs),
+            "constant": np.zeros(len(prediction.pairs)),
+        }
+        report = {}
+        for name, scores in scorers.items():
+            found = link_metrics(scores, prediction.targets, from_logits=True)
+            ranks = link_ranking(scores, prediction.targets, k=k, ties=ties)
+            report[name] = {"auroc": found["auroc"], "ap": found["ap"], **ranks}
+        return report
 
     def _check_total(self, names: set[str], total: int) -> None:
         if len(names) > 1:
