@@ -306,6 +306,21 @@ def test_a_hetero_layer_sums_what_each_kind_of_edge_brings():
     torch.testing.assert_close(net(data.x_dict, data.edge_index_dict), expected)
 
 
+def test_a_hetero_net_drops_in_training_alone():
+    """A trace could have fixed the mode in which it was made."""
+    data = papers()
+    encoder = EncoderSpec(kind="graph_sage", norm="batch", residual=True)
+    net = hetero_model(dropout=0.5, hidden_dims=(8, 8), encoder=encoder).net
+
+    def outputs():
+        return net(data.x_dict, data.edge_index_dict)
+
+    net.train()
+    assert not torch.equal(outputs(), outputs())
+    net.eval()
+    assert torch.equal(outputs(), outputs())
+
+
 @pytest.mark.parametrize("encoder", ["graph_sage", "gin", "transformer"])
 def test_pyg_s_made_up_hetero_graphs_are_classified(encoder):
     torch.manual_seed(0)

@@ -102,7 +102,8 @@ class GraphEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.dims = spec, tuple(dims)
-        self.activation, self.dropout, self.activate_last = activation, dropout, activate_last
+        self.activation, self.activate_last = activation, activate_last
+        self.drop = nn.Dropout(dropout)  # a module: a trace would fix a function's mode
         build = _KINDS[spec.kind]
         convs: list[nn.Module] = []
         norms: list[nn.Module] = []
@@ -145,10 +146,10 @@ class GraphEncoder(nn.Module):
             made = self.norms[i](made)
         if not last and self.skips:
             made = made + self.skips[i](x)
-        return F.dropout(self._function(made), self.dropout, self.training)
+        return self.drop(self._function(made))
 
     def extra_repr(self) -> str:
-        return f"dims={list(self.dims)}, activation={self.activation!r}, dropout={self.dropout}"
+        return f"dims={list(self.dims)}, activation={self.activation!r}, dropout={self.drop.p}"
 
 
 def hidden_widths(owner: str, hidden_dims: Any) -> tuple[int, ...]:
