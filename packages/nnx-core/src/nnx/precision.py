@@ -299,5 +299,5 @@ def _allows_tf32(switch: Any, precision: str | None) -> bool:
         import torch
 
         if precision == "none":  # not set on its own
-            precision = torch.backends.fp32_precision
+            precision = getattr(torch.backends, "fp32_precision", None)
         return precision == "tf32"

@@ -22,7 +22,7 @@ def behaviour_of(callback: Any) -> str | None:
     """
     declared = getattr(callback, "rank_behaviour", None)
     if declared is None:
-        declared = _DISTRIBUTED.get(getattr(callback, "distributed", None))
+        declared = _DISTRIBUTED.get(str(getattr(callback, "distributed", None)))
     return declared if declared in (EVERY, WRITER) else None
 
 

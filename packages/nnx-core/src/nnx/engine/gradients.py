@@ -39,7 +39,7 @@ def add(parameters: Sequence[torch.nn.Parameter], gradients: Gradients) -> None:
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def nonfinite_flags(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def nonfinite_flags(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """Scalars, one of them positive when an element is NaN or infinite; no device is read."""
     if not gradients:
         return []
@@ -68,7 +68,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return held._values() if held.is_sparse else held
 
 
-def _not_finite(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _not_finite(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """A scalar per tensor: 1 where an element is NaN or infinite, else 0."""
     if not tensors:
         return []
@@ -81,7 +81,7 @@ def _one(device: torch.device) -> torch.Tensor:
     return torch.ones((), device=device)
 
 
-def all_finite(gradients: Sequence[torch.Tensor]) -> bool:
+def all_finite(gradients: list[torch.Tensor]) -> bool:
     """Whether no element is NaN or infinite; with one read of the device."""
     return not any(read(nonfinite_flags(gradients)))
 
