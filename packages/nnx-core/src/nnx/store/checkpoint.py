@@ -217,8 +217,8 @@ class NNCheckpoint:
 def _sniff(path: str) -> str:
     if os.path.isdir(path):
         raise ResumePointError(
-            f"{path} is a directory, not a checkpoint file. A run bundle is read with "
-            f"nnx.bundles, a run with NNCheckpoint.load."
+            f"{path} is a directory, not a checkpoint file. The checkpoint of a run is read with "
+            "NNCheckpoint.load(run_id, tag)."
         )
     with open(path, "rb") as stream:
         start = stream.read(16)
@@ -248,7 +248,7 @@ def _read_safetensors(path: str, map_location: Any) -> NNCheckpoint:
             if not codec.is_safetensors_checkpoint(metadata):
                 raise ResumePointError(
                     f"{path} holds tensors but not a checkpoint of NNx. Weights alone are "
-                    f"read with nnx.load_pretrained, a bundle with nnx.bundles."
+                    "read with nnx.load_pretrained."
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
