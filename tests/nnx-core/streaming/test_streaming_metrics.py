@@ -299,6 +299,11 @@ def test_declarations_are_checked():
         StreamingMetrics((), "categorical", labels=["a"], num_outputs=2)
     with pytest.raises(ValueError, match="ignore_index"):
         StreamingMetrics((), "continuous", ignore_index=1)
+    for labels in ("ab", {"a": 0, "b": 1}, {"a", "b"}, 3, ["a", "a"]):
+        with pytest.raises(ValueError, match="labels must be"):
+            StreamingMetrics((), "categorical", labels=labels)
+        with pytest.raises(ValueError, match="labels"):
+            TaskSpec.categorical(2, labels=labels)
 
 
 def test_ten_thousand_classes_take_bounded_memory():

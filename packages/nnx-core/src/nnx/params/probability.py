@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,11 @@ class ProbabilitySpec:
             )
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "class_axis", class_axis)
-        object.__setattr__(self, "labels", None if labels is None else _labels(labels))
+        object.__setattr__(
+            self,
+            "labels",
+            None if labels is None else ordered_names("ProbabilitySpec.labels", labels),
+        )
 
     def resolve_class_axis(self, ndim: int) -> int:
         """The class axis of an ``ndim``-dimensional output, from the front."""
@@ -67,15 +71,14 @@ class ProbabilitySpec:
         return ProbabilitySpec(**state)
 
 
-def _labels(labels: Any) -> tuple[str, ...]:
-    ordered = not isinstance(labels, (str, bytes, Mapping, Set))
-    if not ordered or not all(isinstance(name, str) and name for name in labels):
+def ordered_names(what: str, labels: Any) -> tuple[str, ...]:
+    """Distinct non-empty names in an order; ``PredictionValidationError`` says what is wrong."""
+    ordered = isinstance(labels, Iterable) and not isinstance(labels, (str, bytes, Mapping, Set))
+    names = tuple(labels) if ordered else ()
+    if not ordered or not all(isinstance(name, str) and name for name in names):
         raise PredictionValidationError(
-            f"ProbabilitySpec.labels must be a sequence of non-empty names, not {labels!r}"
+            f"{what} must be a sequence of non-empty names, not {labels!r}"
         )
-    names = tuple(labels)
     if not names or len(set(names)) != len(names):
-        raise PredictionValidationError(
-            f"ProbabilitySpec.labels must be distinct and at least one, not {names!r}"
-        )
+        raise PredictionValidationError(f"{what} must be distinct and at least one, not {names!r}")
     return names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -124,5 +124,6 @@ class TaskSpec:
 
 
 def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
-    # A lone string is left for the constructor to refuse.
-    return labels if labels is None or isinstance(labels, str) else tuple(labels)  # type: ignore[return-value]
+    # A lone string, and what has no order, are left for the constructor to refuse.
+    ordered = isinstance(labels, Iterable) and not isinstance(labels, (str, bytes, Mapping, Set))
+    return tuple(labels) if ordered else labels  # type: ignore[arg-type, return-value]

@@ -12,6 +12,7 @@ import numpy as np
 from nnx.monitors.builtin import BuiltinAccumulator
 from nnx.monitors.declared import check_inputs
 from nnx.monitors.views import BatchViews, feed
+from nnx.params.probability import ordered_names
 from nnx.params.registered import MetricSpec
 from nnx.params.task import TaskSpec
 from nnx.streaming.inputs import ARGUMENTS, given_views, logit_views
@@ -65,7 +66,7 @@ class StreamingMetrics:
     ) -> None:
         owner = "StreamingMetrics"
         self._metrics = tuple(metrics)
-        self._labels = None if labels is None else tuple(labels)
+        self._labels = None if labels is None else ordered_names(f"{owner}.labels", labels)
         check.choice(owner, "semantics", semantics, SEMANTICS)
         threshold = check.real(owner, "threshold", threshold, at_least=0, at_most=1)
         if self._labels is not None:
