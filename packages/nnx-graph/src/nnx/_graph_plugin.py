@@ -44,3 +44,8 @@ def nnx_metrics() -> Mapping[tuple[str, int], Any]:
         ("nnx.link_ap", 1): "nnx.link_tasks.monitored:AVERAGE_PRECISION",
         ("nnx.link_auroc", 1): "nnx.link_tasks.monitored:AUROC",
     }
+
+
+@hookimpl
+def nnx_commands() -> Mapping[str, Any]:
+    return {"graph": "nnx.graph.commands:graph"}

@@ -64,6 +64,7 @@ IDS: dict[str, tuple[str, ...]] = {
     "nnx-peft": ("lora", "low_rank", "torchao_qat"),
     "nnx-lm": ("transformer", "lm."),
     "nnx-graph": (
+        "graph",
         "graph_att",
         "graph_conv",
         "graph_sage",

@@ -62,14 +62,8 @@ class NeighborBatches(ShardedLoader):
         )  # fmt: skip
         self.dataset = _Samples(self.nodes, self.sampler)
         self.collate_fn = None
-        self._loader = DataLoader(
-            self.dataset,
-            batch_size=None,
-            sampler=_BatchesOf(self.partition, self.batch_size),
-            num_workers=workers,
-            collate_fn=_as_it_is,
-            generator=torch.Generator().manual_seed(0),  # or it would draw from the global one
-        )
+        self._batches = _BatchesOf(self.partition, self.batch_size)
+        self._workers = workers
         self._passes: int | None = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -91,7 +85,15 @@ class NeighborBatches(ShardedLoader):
         if self._passes is not None and self.partition.shuffle:
             self.partition.set_epoch(self._passes)
             self._passes += 1
-        for places, sample in self._loader:
+        reader = DataLoader(
+            self.dataset,
+            batch_size=None,
+            sampler=self._batches,
+            num_workers=self._workers,
+            collate_fn=_as_it_is,
+            generator=torch.Generator().manual_seed(0),  # or it would draw from the global one
+        )
+        for places, sample in reader:
             seeds = torch.from_numpy(places)
             yield data_of(
                 self.data, sample, input_id=seeds, batch_size=len(seeds),
@@ -99,7 +101,7 @@ class NeighborBatches(ShardedLoader):
             )  # fmt: skip
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._batches)
 
 
 def seed_nodes(nodes: Any, num_nodes: int, owner: str) -> np.ndarray:

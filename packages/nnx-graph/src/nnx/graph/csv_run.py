@@ -1,0 +1,428 @@
+"""A run on a graph of two tables: its training, and how a stored run finds it again."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from nnx.callbacks import Callback, EarlyStopping
+from nnx.cli import preparation as prepare
+from nnx.cli.preparation import Preparation
+from nnx.cli.screen import sections
+from nnx.cli.table import Table, TableError, is_missing, read_table
+from nnx.cli.table_run import load_model
+from nnx.data_splits import plan_split
+from nnx.enums import Devices, Losses
+from nnx.graph.classifier import node_classifier_spec
+from nnx.graph.csv_graph import CsvGraph, GraphSource, positions
+from nnx.graph.dataset import seeds_first
+from nnx.graph.loading import NeighborBatches
+from nnx.link_tasks.predictor import link_predictor_spec
+from nnx.link_tasks.split import split_links
+from nnx.link_tasks.task import LinkTask
+from nnx.nn_model import NNModel
+from nnx.params import (
+    ModelSpec,
+    MonitorSpec,
+    NNModelParams,
+    NNOptimParams,
+    NNTrainParams,
+    TaskSpec,
+)
+from nnx.prediction.batches import inference_context
+from nnx.store.listing import find_run
+from nnx.store.paths import RunPaths
+from nnx.store.predictions import save_predictions
+from nnx.store.run import NNRun
+from nnx.utils.files import atomic_write
+from nnx.utils.modes import eval_mode
+from torch_geometric.data import Data
+
+FORMAT = "nnx.graph-run/1"
+FILE = "graph.json"
+_NO_TARGET = "\0"  # a column that no file has: link runs prepare features and predict none
+
+
+class _KeepGraph(Callback):
+    """Writes ``graph.json`` into the run before its first epoch is committed."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
+    def on_epoch_end(self, ctx: Any) -> None:
+        path = graph_file(ctx.run.id)
+        if not path.exists():
+            with atomic_write(path) as stream:
+                json.dump(self._state, stream, indent=1)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphJob:
+    """Two tables that are ready to train on."""
+
+    source: GraphSource
+    graph: CsvGraph
+    preparation: Preparation
+    parts: Mapping[str, Sequence[int]]  # rows of NODES.csv in each split; of a link task, none
+    links: LinkTask | None
+
+    @staticmethod
+    def open(source: GraphSource, stored: Preparation | None = None) -> GraphJob:
+        """Read, split and prepare; every refusal of the data happens here."""
+        graph = CsvGraph.read(source)
+        if source.task == "link":
+            split = split_links(
+                graph.edge_index, len(graph.ids), val=source.validation, test=source.test,
+                seed=source.split_seed, directed=source.directed,
+            )  # fmt: skip
+            fitted = stored or _fit(source, graph, range(len(graph.ids)))
+            return GraphJob(source, graph, fitted, {}, LinkTask(split))
+        parts = _node_parts(source, graph.table)
+        fitted = stored or _fit(source, graph, parts["train"])
+        return GraphJob(source, graph, fitted, parts, None)
+
+    def configure(
+        self, *, encoder: str, hidden: str, dropout: float, epochs: int, learning_rate: float,
+        seed: int, device: str,
+    ) -> tuple[NNModel, NNTrainParams]:  # fmt: skip
+        """The model and training of the command's options."""
+        if device not in [member.value for member in Devices]:
+            raise ValueError(f"--device is cpu, cuda or mps, not {device!r}")
+        words = hidden.split(",")
+        if not all(word.strip().isdigit() and int(word) for word in words):
+            raise ValueError(f"--hidden is widths such as 64,32; not {hidden!r}")
+        shape: dict[str, Any] = {
+            "input_dim": self.preparation.width, "hidden_dims": [int(word) for word in words],
+            "encoder": encoder, "dropout": dropout, "seed": seed,
+        }  # fmt: skip
+        labels = self.preparation.target.labels or ()
+        net: ModelSpec
+        if self.links is None:
+            net = node_classifier_spec(num_classes=len(labels), **shape)
+            given = {"loss": Losses.CROSS_ENTROPY, "task": TaskSpec.categorical(labels=labels)}
+        else:
+            net = link_predictor_spec(**shape)
+            given = {"loss": Losses.BINARY_CROSS_ENTROPY}
+        model = NNModel(params=NNModelParams(net=net, device=Devices(device), **given))
+        optim = NNOptimParams.builder().adam(max_lr=learning_rate).build()
+        params = NNTrainParams(n_epochs=epochs, optim=optim, seed=seed)
+        if self.links is not None and self.links.split.val:
+            params = dataclasses.replace(
+                params, metrics=tuple(self.links.metric_specs()), monitor=MonitorSpec("auroc")
+            )
+        return model, params
+
+    def data(self) -> Data:
+        """The whole graph, with targets where there are some (0 elsewhere)."""
+        y = None
+        if self.links is None:
+            y = torch.zeros(len(self.graph.ids), dtype=torch.int64)
+            known = [row for rows in self.parts.values() for row in rows]
+            y[known] = self.preparation.target.encode(self._filled())[known]
+        return Data(
+            x=self.preparation.inputs(self.graph.table), y=y,
+            edge_index=self.graph.messages(self.source.directed),
+        )  # fmt: skip
+
+    def loaders(self, seed: int) -> dict[str, Any]:
+        """Training, validation and test loaders; ``None`` where a split is empty."""
+        data, source = self.data(), self.source
+        if self.links is not None:
+            links, named = self.links, {"train": "train", "validation": "val", "test": "test"}
+            return {
+                split: links.loader(name, data.x, source.batch_size, seed=seed)
+                if links.split.positives(name) else None
+                for split, name in named.items()
+            }  # fmt: skip
+        masks = {}
+        for split, rows in self.parts.items():
+            masks[split] = torch.zeros(len(data.x), dtype=torch.bool)
+            masks[split][list(rows)] = True
+        full = {s: [seeds_first(data, m)] if bool(m.any()) else None for s, m in masks.items()}
+        if source.fanouts is not None:
+            full["train"] = NeighborBatches(
+                data, source.fanouts, nodes=masks["train"], batch_size=source.batch_size, seed=seed
+            )
+        return full
+
+    def train(
+        self, model: NNModel, params: NNTrainParams, *, salt: str | None = None,
+        overwrite: bool = False,
+    ) -> str:  # fmt: skip
+        """Train, test, and say where everything is; the run's id."""
+        loaders = self.loaders(params.seed or 0)
+        params = dataclasses.replace(
+            params, train_loader=loaders["train"], val_loader=loaders["validation"],
+            data_id=self.source.identity(self.graph), overwrite_existing=overwrite,
+        )  # fmt: skip
+        callbacks: list[Any] = [_KeepGraph(self.state())]
+        if self.source.patience is not None:
+            callbacks.append(EarlyStopping(patience=self.source.patience))
+            salt = salt or f"patience={self.source.patience}"
+        more: dict[str, Any] = {}
+        if self.links is not None:
+            more = {"objective": self.links.objective()}
+            if loaders["validation"] is not None:
+                more["eval_step_fn"] = self.links.eval_step()
+        run = model.train(params, callbacks=callbacks, salt=salt, **more)
+        self._report(run, loaders)
+        return str(run.id)
+
+    def state(self) -> dict[str, Any]:
+        """What ``graph.json`` holds."""
+        where = {name: os.path.abspath(getattr(self.source, name)) for name in ("nodes", "edges")}
+        return {
+            "format": FORMAT,
+            "source": {**self.source.state(), **where},
+            "content": self.graph.content,
+            "preparation": self.preparation.state(),
+        }
+
+    def _report(self, run: NNRun, loaders: Mapping[str, Any]) -> None:
+        tag = "best" if loaders["validation"] is not None else "last"
+        model = load_model(run.id, tag)
+        scores = self._test_links(run, model, loaders) if self.links else self._test_nodes(
+            run, model, loaders)  # fmt: skip
+        counts = (
+            ", ".join(f"{len(rows)} {name}" for name, rows in self.parts.items())
+            if self.links is None
+            else ", ".join(
+                f"{len(self.links.split.positives(name))} {name}"
+                for name in ("train", "val", "test")
+            )
+        )
+        what = "links" if self.links else "nodes"
+        report = {
+            "data": [
+                ("nodes", f"{len(self.graph.ids)} of {self.source.nodes}"),
+                ("edges", f"{self.graph.edge_index.shape[1]} of {self.source.edges}"),
+                (what, counts),
+            ],
+            f"test, {tag} checkpoint": scores,
+            "where": [
+                ("run", run.id),
+                ("folder", RunPaths.of(run.id).dir),
+                ("history", f"nnx show {run.id[:8]}"),
+                ("predict", f"nnx graph predict {run.id[:8]}"),
+            ],
+        }
+        sections({title: rows for title, rows in report.items() if rows})
+
+    def _test_nodes(
+        self, run: NNRun, model: NNModel, loaders: Mapping[str, Any]
+    ) -> list[tuple[str, str]]:
+        names = np.array(self.preparation.target.labels, dtype=object)
+        for split in ("validation", "test"):
+            if loaders[split] is None:
+                continue
+            batch = loaders[split][0]
+            targets = batch.y[: batch.batch_size].numpy()
+            predicted = model.predict(loaders[split]).logits.argmax(axis=1)
+            save_predictions(
+                run.id, split, targets=list(names[targets]), predicted=list(names[predicted]),
+                sample_ids=[self.graph.ids[row] for row in batch.seed_id.tolist()],
+            )  # fmt: skip
+        if loaders["test"] is None:
+            return []
+        record = model.evaluate(loaders["test"])
+        named = ("accuracy", "f1", "precision", "recall", "loss")
+        return [(name, f"{getattr(record, name):.4f}") for name in named]
+
+    def _test_links(
+        self, run: NNRun, model: NNModel, loaders: Mapping[str, Any]
+    ) -> list[tuple[str, str]]:
+        links = self.links
+        assert links is not None
+        scores = []
+        for split in ("validation", "test"):
+            if loaders[split] is None:
+                continue
+            found = links.predict(model, loaders[split])
+            save_predictions(
+                run.id, split, targets=found.targets.tolist(),
+                predicted=(found.logits >= 0).astype(int).tolist(),
+                sample_ids=[" ".join(self.graph.ids[n] for n in p) for p in found.pairs.tolist()],
+            )  # fmt: skip
+            if split == "test":
+                for scorer, figures in links.report(found, k=(10,)).items():
+                    values = (
+                        f"{n} {v.value:.4f}" for n, v in figures.items() if v.value is not None
+                    )
+                    scores.append((scorer.replace("_", " "), "  ".join(values)))
+        return scores
+
+    def _filled(self) -> Table:
+        return _filled(self.graph.table, str(self.source.target))
+
+
+def predict_with(
+    run: str,
+    nodes: str | None,
+    edges: str | None,
+    *,
+    pairs: str | None,
+    checkpoint: str,
+    output: str | None,
+) -> None:
+    """Write a CSV of predictions for each node, or for each row of ``pairs``."""
+    run_id = find_run(run)
+    source, stored = _stored(run_id)
+    if (nodes is None) != (edges is None):
+        raise ValueError("give both NODES.csv and EDGES.csv, or neither")
+    if nodes is not None and edges is not None:
+        source = dataclasses.replace(source, nodes=nodes, edges=edges)
+    fitted = Preparation.from_state(stored["preparation"])
+    model = load_model(run_id, checkpoint)
+    if source.task == "node":
+        if pairs is not None:
+            raise ValueError(f"run {run_id} classifies nodes; --pairs is for a link run")
+        header, rows = _predicted_nodes(model, CsvGraph.read(source), source, fitted)
+    else:
+        if pairs is None or nodes is not None:
+            raise ValueError(
+                f"run {run_id} predicts links of the graph that it learned: pass the pairs to "
+                "score as --pairs PAIRS.csv, and no other nodes"
+            )
+        job = _same_data(run_id, source, stored)
+        header, rows = _predicted_pairs(model, job, pairs)
+    if output is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
+        return
+    with atomic_write(output) as stream:
+        csv.writer(stream, lineterminator="\n").writerows([header, *rows])
+    print(f"{len(rows)} predictions in {output}")
+
+
+def resume_run(run: str, *, epochs: int | None = None) -> str:
+    """Train on from a run's LAST checkpoint as a new run; its id."""
+    run_id = find_run(run)
+    source, stored = _stored(run_id)
+    job = _same_data(run_id, source, stored)
+    found = NNRun.load(run_id)
+    params = dataclasses.replace(
+        found.train,
+        n_epochs=found.train.n_epochs if epochs is None else epochs,
+        resume_from_run_id=run_id,
+        resume_from_checkpoint="last",
+        resume_mode="stateful",
+        resume_epochs="planned" if epochs is None else "additional",
+    )
+    return job.train(NNModel(params=found.model), params, salt=found.salt)
+
+
+def graph_file(run_id: str) -> Path:
+    """Where a run keeps what it knows of its tables."""
+    return Path(RunPaths.of(run_id).dir) / FILE
+
+
+def _stored(run_id: str) -> tuple[GraphSource, dict[str, Any]]:
+    path = graph_file(run_id)
+    try:
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"run {run_id} was not made by nnx graph train: it has no {FILE}. Use "
+            "NNModel.from_checkpoint in a script"
+        ) from None
+    if state.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {state.get('format')!r}, not {FORMAT!r}")
+    return GraphSource.from_state(state["source"]), state
+
+
+def _same_data(run_id: str, source: GraphSource, stored: Mapping[str, Any]) -> GraphJob:
+    """The job of a stored run, whose files must be what they were."""
+    job = GraphJob.open(source, Preparation.from_state(stored["preparation"]))
+    if job.graph.content != stored["content"]:
+        raise ValueError(
+            f"{source.nodes} or {source.edges} is not what run {run_id} was trained on (the "
+            "content changed); train a new run on it"
+        )
+    return job
+
+
+def _predicted_nodes(
+    model: NNModel, graph: CsvGraph, source: GraphSource, fitted: Preparation
+) -> tuple[list[str], list[list[Any]]]:
+    labels = fitted.target.labels or ()
+    data = Data(x=fitted.inputs(graph.table), edge_index=graph.messages(source.directed))
+    chances = torch.from_numpy(model.predict([data]).logits).softmax(dim=1)
+    header = [graph.id, f"predicted {fitted.target.name}", *(f"probability {n}" for n in labels)]
+    best = chances.argmax(dim=1).tolist()
+    return header, [
+        [node, labels[index], *(f"{p:.6f}" for p in row)]
+        for node, index, row in zip(graph.ids, best, chances.tolist())
+    ]
+
+
+def _predicted_pairs(
+    model: NNModel, job: GraphJob, pairs: str
+) -> tuple[list[str], list[list[Any]]]:
+    assert job.links is not None
+    table = read_table(pairs, delimiter=job.source.delimiter)
+    if len(table.columns) < 2:
+        raise TableError(f"{pairs} needs two columns, the ends of each pair")
+    names = tuple(table.columns)[:2]
+    place = {node: row for row, node in enumerate(job.graph.ids)}
+    both = torch.tensor([positions(table, n, place, job.source.nodes) for n in names])
+    inputs = job.preparation.inputs(job.graph.table), job.links.topology, both
+    with eval_mode(model.net), inference_context(model):
+        logits = model.net(*(part.to(model.device) for part in inputs)).cpu().double()
+    ends = zip(*(table.columns[name] for name in names))
+    return [*names, "probability"], [
+        [u, v, f"{p:.6f}"] for (u, v), p in zip(ends, logits.sigmoid().tolist())
+    ]
+
+
+def _node_parts(source: GraphSource, table: Table) -> dict[str, tuple[int, ...]]:
+    """The labelled rows of each split, stratified by class."""
+    cells = table.column(str(source.target))
+    known = [row for row, cell in enumerate(cells) if not is_missing(cell)]
+    if not known:
+        raise TableError(
+            f"{table.path}: no node has a {source.target!r}, so nothing can be learned"
+        )
+    prepare.class_labels(_filled(table, str(source.target)), str(source.target))
+    shares = (1 - source.validation - source.test, source.validation, source.test)
+    plan = plan_split(
+        known, strategy="stratified", labels=[cells[row] for row in known], proportions=shares,
+        seed=source.split_seed, insufficient="train",
+    )  # fmt: skip
+    named = {"train": plan.train, "validation": plan.validation, "test": plan.test}
+    return {name: tuple(int(row) for row in rows) for name, rows in named.items()}
+
+
+def _fit(source: GraphSource, graph: CsvGraph, rows: Sequence[int]) -> Preparation:
+    table, target = graph.table, source.target
+    if target is None:
+        target = _NO_TARGET
+        cells = [str(row % 2) for row in range(len(table))]
+        table = dataclasses.replace(table, columns={**table.columns, target: cells})
+        drop = {graph.id, *source.drop}
+        if not table.columns.keys() - drop - {target}:
+            raise TableError(
+                f"{table.path} has no column beside the id {graph.id!r} to learn from; add one, "
+                "such as the node's degree"
+            )
+    else:
+        table = _filled(table, target)
+    return prepare.fit(
+        table, target=target, rows=rows, impute=source.impute, drop=[graph.id, *source.drop],
+        numeric=source.numeric, categorical=source.categorical,
+    )  # fmt: skip
+
+
+def _filled(table: Table, target: str) -> Table:
+    """The table with a known class where a target is missing: those rows are not looked at."""
+    cells = table.column(target)
+    some = next((cell for cell in cells if not is_missing(cell)), "")
+    filled = [some if is_missing(cell) else cell for cell in cells]
+    return dataclasses.replace(table, columns={**table.columns, target: filled})
