@@ -45,7 +45,7 @@ class BuiltinNet(nn.Module):
             for i in range(n_hidden(value))
         ]
 
-    def unpack_batch(self, batch: Any) -> tuple[tuple[Any], Any]:
+    def unpack_batch(self, batch: Any) -> tuple[tuple[Any, ...], Any]:
         """``((X,), target)`` of a two-element batch: the net's inputs, and what they should give."""
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""

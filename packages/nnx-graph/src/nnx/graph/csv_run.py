@@ -106,13 +106,14 @@ class GraphJob:
         }  # fmt: skip
         labels = self.preparation.target.labels or ()
         net: ModelSpec
+        task: TaskSpec | None
         if self.links is None:
             net = node_classifier_spec(num_classes=len(labels), **shape)
-            given = {"loss": Losses.CROSS_ENTROPY, "task": TaskSpec.categorical(labels=labels)}
+            loss, task = Losses.CROSS_ENTROPY, TaskSpec.categorical(labels=labels)
         else:
             net = link_predictor_spec(**shape)
-            given = {"loss": Losses.BINARY_CROSS_ENTROPY}
-        model = NNModel(params=NNModelParams(net=net, device=Devices(device), **given))
+            loss, task = Losses.BINARY_CROSS_ENTROPY, None
+        model = NNModel(params=NNModelParams(net=net, device=Devices(device), loss=loss, task=task))
         optim = NNOptimParams.builder().adam(max_lr=learning_rate).build()
         params = NNTrainParams(n_epochs=epochs, optim=optim, seed=seed)
         if self.links is not None and self.links.split.val:
@@ -147,7 +148,9 @@ class GraphJob:
         for split, rows in self.parts.items():
             masks[split] = torch.zeros(len(data.x), dtype=torch.bool)
             masks[split][list(rows)] = True
-        full = {s: [seeds_first(data, m)] if bool(m.any()) else None for s, m in masks.items()}
+        full: dict[str, Any] = {
+            s: [seeds_first(data, m)] if bool(m.any()) else None for s, m in masks.items()
+        }
         if source.fanouts is not None:
             full["train"] = NeighborBatches(
                 data, source.fanouts, nodes=masks["train"], batch_size=source.batch_size, seed=seed
