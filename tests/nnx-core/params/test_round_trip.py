@@ -48,6 +48,10 @@ probabilities = st.floats(0, 1)
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_nan=False)
 non_negative = st.floats(min_value=0, allow_infinity=False, allow_nan=False) | st.integers(0, 9)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+words = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=12)
+lines = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), max_size=12).map(
+    lambda text: text.strip() or "a name"
+)
 json_like = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | names,
@@ -139,7 +143,7 @@ def optims(draw):
         "param_groups": draw(maybe(st.lists(groups(), max_size=3))),
     }
     if draw(st.booleans()):
-        spec = OptimizerFactorySpec(draw(names), draw(counts), draw(configs))
+        spec = OptimizerFactorySpec(draw(words), draw(counts), draw(configs))
         return NNOptimFactoryParams(factory=spec, **shared)
     name = draw(st.sampled_from(Optims))
     beta = st.floats(0, 1, exclude_max=True)
@@ -171,7 +175,7 @@ def schedules(draw):
 def trainings(draw):
     metrics = draw(
         st.lists(
-            st.builds(MetricSpec, names, small, configs, maybe(names)),
+            st.builds(MetricSpec, words, small, configs, maybe(lines)),
             max_size=3,
             unique_by=lambda spec: spec.label,
         )
@@ -235,7 +239,7 @@ tasks = st.one_of(
     st.builds(TaskSpec.regression, st.just(2), labels=st.sampled_from([None, ("a", "b")])),
 )
 descriptors = st.one_of(
-    st.builds(ModelSpec, names, small, configs, seed=st.integers(0, 9)),
+    st.builds(ModelSpec, words, small, configs, seed=st.integers(0, 9)),
     st.builds(RuntimeModule, names, names),
 )
 OWN_NET = {
@@ -250,7 +254,7 @@ OWN_NET = {
 @st.composite
 def runs(draw):
     net = draw(maybe(nets()))
-    transforms = st.lists(st.builds(NNCheckpointTransform, names, small, configs), max_size=2)
+    transforms = st.lists(st.builds(NNCheckpointTransform, words, small, configs), max_size=2)
     modes = st.sampled_from(["fp32", "fp16", "bf16"])
     precision = draw(maybe(st.builds(PrecisionPolicy, modes, st.sampled_from(["error", "fp32"]))))
     return RunConfig(
@@ -265,7 +269,7 @@ def runs(draw):
         ),
         train=draw(train_params()),
         trainer=draw(maybe(trainer_params())),
-        salt=draw(maybe(names)),
+        salt=draw(maybe(lines)),
         transforms=tuple(draw(transforms)),
     )
 

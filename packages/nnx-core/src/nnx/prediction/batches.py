@@ -38,7 +38,7 @@ def forward_batch(model: Model, batch: Any) -> tuple[torch.Tensor, torch.Tensor]
             "the batch has no target to learn from or to score; give (inputs, target) batches, "
             "or use predict() for inputs alone"
         )
-    output = _forward(runner_of(model), adapter, device, args, kwargs)
+    output = _forward(model, adapter, args, kwargs)
     target = _to(target, device)
     if output.ndim > 2 and _method(model, "class_axis") == -1:
         if target.shape != output.shape[:-1]:
@@ -64,7 +64,7 @@ def forward_inputs(model: Model, batch: Any, *, in_memory: bool = False) -> torc
         args, kwargs = adapter.inputs(batch)
     else:
         args, kwargs, _ = adapter.split(batch)
-    output = _forward(runner_of(model), adapter, model.device, args, kwargs)
+    output = _forward(model, adapter, args, kwargs)
     seeds = seed_count(model, batch)
     return output if seeds is None else output[:seeds]
 
@@ -75,14 +75,15 @@ def runner_of(model: Model) -> Any:
 
 
 def _forward(
-    net: Any, adapter: Any, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: Model, adapter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
+    net, device = runner_of(model), model.device
     moved = [_to(value, device) for value in args]
     named = {name: _to(value, device) for name, value in kwargs.items()} if kwargs else kwargs
     try:
         return adapter.output(net(*moved, **named))
     except RuntimeError as error:
-        explained = forward_error(net, moved, error)
+        explained = forward_error(model.net, moved, error)
         if explained is None:
             raise
         raise explained from error
