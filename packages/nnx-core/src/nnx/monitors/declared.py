@@ -69,6 +69,11 @@ def check_inputs(
         spec.check()
         if semantics is None:
             continue
+        if getattr(definition, "reported", None) is not None:
+            raise ValueError(
+                f"{where} is not computed by the built-in evaluation; pass "
+                f"eval_step_fn={definition.reported}"
+            )
         kind = semantics.kind
         if definition.input not in semantics.reads:
             raise ValueError(

@@ -42,7 +42,11 @@ class MetricAccumulator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MetricDefinition:
-    """A registered metric: what it reads, which direction is better, how it is made."""
+    """A registered metric: what it reads, which direction is better, how it is made.
+
+    ``reported`` names the evaluation step that alone can compute it (from what outputs
+    and targets do not hold); the built-in evaluation then refuses it.
+    """
 
     id: str
     version: int
@@ -50,6 +54,7 @@ class MetricDefinition:
     mode: str
     factory: Callable[[Mapping[str, Any]], MetricAccumulator]
     check_config: Callable[[Mapping[str, Any]], None] | None = None
+    reported: str | None = None
 
     def __post_init__(self) -> None:
         name = f"metric {self.id!r}"

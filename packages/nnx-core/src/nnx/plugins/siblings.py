@@ -83,7 +83,7 @@ IDS: dict[str, tuple[str, ...]] = {
 
 
 # Reserved: these distributions contribute nothing yet, so installing one would not help.
-RESERVED = frozenset({"nnx-hub", "nnx-paradigms", "nnx-eval"})
+RESERVED = frozenset({"nnx-hub", "nnx-paradigms"})
 
 
 def install_line(distribution: str, extra: str | None = None) -> str:

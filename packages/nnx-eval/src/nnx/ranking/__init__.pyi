@@ -1,0 +1,17 @@
+from .evaluation import RankingEval as RankingEval
+from .losses import lambdarank_loss as lambdarank_loss
+from .losses import listwise_softmax_loss as listwise_softmax_loss
+from .losses import pairwise_logistic_loss as pairwise_logistic_loss
+from .losses import sampled_softmax_loss as sampled_softmax_loss
+from .metrics import RankingError as RankingError
+from .metrics import average_precision_at_k as average_precision_at_k
+from .metrics import err_at_k as err_at_k
+from .metrics import hit_rate_at_k as hit_rate_at_k
+from .metrics import mrr_at_k as mrr_at_k
+from .metrics import ndcg_at_k as ndcg_at_k
+from .metrics import precision_at_k as precision_at_k
+from .metrics import rank as rank
+from .metrics import recall_at_k as recall_at_k
+from .objective import RankingObjective as RankingObjective
+from .task import KIND as KIND
+from .task import RankingTask as RankingTask
