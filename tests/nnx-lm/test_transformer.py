@@ -6,6 +6,7 @@ import pytest
 import torch
 from nnx import NNTransformerParams, TransformerNN, load_pretrained
 from nnx.lm import KVCache, RMSNorm, RoPE
+from nnx.lm.token_step import TokenStep
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 5e-2}
 
@@ -266,3 +267,35 @@ def test_a_width_and_a_multiple_are_two_answers():
     builder = builder.context(max_seq_len=8).ffn(mult=2).ffn_dim(24)
     with pytest.raises(ValueError, match="give one of them"):
         builder.build()
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("lengths", [[9], [5, 5], [4, 11, 8]])
+def test_the_step_of_one_token_is_the_cached_pass(kit, kv_heads, lengths):
+    net = kit.net(heads=4, kv_heads=kv_heads).double().eval()
+    ids = tokens(batch=len(lengths))
+    with torch.inference_mode():
+        _, kvs = net.forward_with_cache(ids[:, : max(lengths)])
+        ours, theirs = (KVCache(kvs, lengths, capacity=24) for _ in range(2))
+        step = TokenStep.of(net)
+        for i in range(5):
+            logits, _ = net.forward_with_cache(ids[:, i : i + 1], theirs)
+            assert torch.allclose(step(ids[:, i : i + 1], ours), logits[:, -1], atol=1e-12)
+    for layer, other in zip(ours.layers, theirs.layers):
+        assert torch.allclose(layer.keys, other.keys, atol=1e-12)
+
+
+def test_modules_with_a_say_of_their_own_are_called(kit):
+    net = kit.net()
+    assert TokenStep.of(net) is not None
+    assert TokenStep.of(kit.net().bfloat16()) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert TokenStep.of(net) is None
+    handle = net.blocks[0].ffn.register_forward_hook(lambda *_: None)
+    assert TokenStep.of(net) is None
+    handle.remove()
+    net.blocks[1].attn.kv_prefix = lambda: None
+    assert TokenStep.of(net) is None
+    net.blocks[1].attn.kv_prefix = None
+    net.blocks[1].ffn.w2 = torch.nn.Sequential(net.blocks[1].ffn.w2)
+    assert TokenStep.of(net) is None

@@ -24,13 +24,14 @@ class LayerCache:
         """Write new tokens where :meth:`KVCache.advance` said; what is attended to."""
         where, end = self.cache.slots, self.cache.longest
         if isinstance(where, slice):
-            self.keys[:, :, where] = k
-            self.values[:, :, where] = v
+            start, new = where.start, where.stop - where.start
+            self.keys.narrow(2, start, new).copy_(k)
+            self.values.narrow(2, start, new).copy_(v)
         else:
             rows, positions = where  # (B, 1) and (B, T) index to (B, T, K, C)
             self.keys[rows, :, positions] = k.transpose(1, 2)
             self.values[rows, :, positions] = v.transpose(1, 2)
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
 
 class KVCache:
@@ -68,7 +69,8 @@ class KVCache:
 
     def advance(self, length: int) -> tuple[slice | torch.Tensor, torch.Tensor | None]:
         """Make room for ``length`` more tokens per row: their positions and their mask."""
-        before, device = self.lengths, self.layers[0].keys.device
+        keys = self.layers[0].keys
+        before, device = self.lengths, keys.device
         self.lengths = [n + length for n in before]
         if len(set(before)) == 1:
             self.slots = slice(before[0], before[0] + length)
@@ -77,7 +79,9 @@ class KVCache:
         positions = start[:, None] + torch.arange(length, device=device)
         self.slots = (torch.arange(len(before), device=device)[:, None], positions)
         seen = torch.arange(self.longest, device=device)
-        return positions, (seen <= positions[:, :, None])[:, None]
+        hidden = (seen > positions[:, :, None])[:, None]
+        # Added to the scores: every layer would make that of a boolean mask anew.
+        return positions, keys.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""

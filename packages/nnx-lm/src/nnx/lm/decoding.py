@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from nnx.generation.processors import LogitsProcessor, apply_chain, sample_next_token
 from nnx.lm.cache import KVCache
+from nnx.lm.token_step import TokenStep
 
 _PREFILL_LOGITS = 1 << 26  # elements of the logits of prompts that are read together
 
@@ -107,6 +108,7 @@ class _Cached(_Source):
         self.net, self.device, self.limit = sliding.net, sliding.device, sliding.limit
         self.sliding = sliding
         self.max_new_tokens = max_new_tokens
+        self.step = TokenStep.of(self.net)
         self.caches: list[tuple[KVCache, list[Draft]]] | None = None
 
     def logits(self, rows: Sequence[Draft]) -> torch.Tensor:
@@ -123,8 +125,10 @@ class _Cached(_Source):
                 held = [held[k] for k in kept]
                 self.caches[i] = (cache, held)
             tokens = torch.tensor([row.ids[-1:] for row in held], device=self.device)
-            logits, _ = self.net.forward_with_cache(tokens, cache)
-            last = _wide(logits[:, -1])
+            if self.step is not None:
+                last = self.step(tokens, cache)
+            else:
+                last = _wide(self.net.forward_with_cache(tokens, cache)[0][:, -1])
             if len(held) == len(rows):
                 return last
             found.update({id(row): last[k : k + 1] for k, row in enumerate(held)})

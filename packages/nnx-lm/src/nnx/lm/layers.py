@@ -22,6 +22,12 @@ LayerKV = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one layer, each (B, K, S, C)."""
 
 
+Rotary = LayerKV | torch.Tensor
+"""Cosines and sines, or both as complex numbers, (..., T, 1, C/2)."""
+
+_WIDE = (torch.float32, torch.float64)
+
+
 class RMSNorm(nn.Module):
     """``x / rms(x) * weight`` over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467)."""
 
@@ -71,6 +77,16 @@ class RoPE(nn.Module):
         self._build(self.cos.device, torch.float64 if double else torch.float32)
         return self
 
+    def turns(self, positions: torch.Tensor | slice) -> torch.Tensor:
+        """:meth:`at` as complex numbers, which :func:`rotate` multiplies in a sixth of the time."""
+        return torch.complex(*self.at(positions))
+
+    def best(self, positions: torch.Tensor | slice) -> Rotary:
+        """:meth:`turns`, or :meth:`at` where complex numbers are not supported or compiled."""
+        recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        known = self.cos.device.type in ("cpu", "cuda")
+        return self.turns(positions) if known and not recorded else self.at(positions)
+
     def at(self, positions: torch.Tensor | slice) -> LayerKV:
         """Cosines and sines, (..., 1, C/2), of integer ``positions``."""
         return self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)
@@ -79,8 +95,13 @@ class RoPE(nn.Module):
         return f"{self.dim}, max_seq_len={self.max_seq_len}, base={self.base}"
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     """``x`` (..., T, heads, C) with every channel pair turned by its position's angle."""
+    if isinstance(rotary, torch.Tensor):
+        wide = x if x.dtype in _WIDE else x.float()
+        turned = torch.view_as_complex(wide.unflatten(-1, (-1, 2))) * rotary
+        return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+    cos, sin = rotary
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
     return turned.flatten(-2).to(x.dtype)
@@ -109,21 +130,21 @@ class Attention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        rotary: LayerKV,
+        rotary: Rotary,
         mask: torch.Tensor | None = None,
         past: LayerKV | LayerCache | None = None,
     ) -> tuple[torch.Tensor, LayerKV]:
         """``x`` (B, T, D) to (B, T, D), and the keys and values to remember.
 
-        ``mask``, broadcast to (B, 1, T, S), says what a query sees; ``None`` is
-        plain causal order over ``past`` and the new tokens.
+        ``mask``, broadcast to (B, 1, T, S), says what a query sees (booleans, or what
+        is added to the scores); ``None`` is plain causal order over ``past`` and the new
+        tokens.
         """
         batch, length = x.shape[:2]
         heads = self.w_qkv(x).view(batch, length, -1, self.head_dim)
-        turning = self.n_heads + self.n_kv_heads
-        qk = rotate(heads[:, :, :turning], *rotary).transpose(1, 2)
-        q, k = qk[:, : self.n_heads], qk[:, self.n_heads :]
-        v = heads[:, :, turning:].transpose(1, 2)
+        turned, v = heads.split((self.n_heads + self.n_kv_heads, self.n_kv_heads), dim=2)
+        q, k = rotate(turned, rotary).split((self.n_heads, self.n_kv_heads), dim=2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if isinstance(past, tuple):
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
         elif past is not None:
@@ -155,7 +176,7 @@ class Attention(nn.Module):
             t.transpose(0, 1).to(k.dtype).expand(k.shape[0], -1, -1, -1) for t in self.kv_prefix()
         )
         if mask is not None:
-            mask = F.pad(mask, (keys.shape[2], 0), value=True)
+            mask = F.pad(mask, (keys.shape[2], 0), value=mask.dtype == torch.bool)
         return torch.cat((keys, k), dim=2), torch.cat((values, v), dim=2), mask
 
 
@@ -192,7 +213,7 @@ class TransformerBlock(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        rotary: LayerKV,
+        rotary: Rotary,
         mask: torch.Tensor | None = None,
         past: LayerKV | LayerCache | None = None,
     ) -> tuple[torch.Tensor, LayerKV]:

@@ -170,7 +170,7 @@ class GenerativeNNModel(NNModel):
             )
             for i, writer in enumerate(writers)
         ]
-        with eval_mode(self.net), inference_context(self):
+        with eval_mode(self.net), inference_context(self), torch.inference_mode():
             decode(
                 self.net, drafts, max_new_tokens=max_new, limit=self.context_limit,
                 use_cache=use_cache,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from nnx.lm.cache import KVCache
-from nnx.lm.layers import LayerKV, RMSNorm, RoPE, TransformerBlock
+from nnx.lm.layers import LayerKV, RMSNorm, RoPE, Rotary, TransformerBlock
 from nnx.params import NNTransformerParams
 from nnx.utils.files import atomic_write
 from torch import nn
@@ -60,7 +60,7 @@ class TransformerNN(nn.Module):
             return self._decode(x, None)[0]
         mask, positions = document_layout(documents)
         self._check_length(tokens.shape[1], 0)
-        return self._through(x, self.rope.at(positions), mask, [None] * len(self.blocks))[0]
+        return self._through(x, self.rope.best(positions), mask, [None] * len(self.blocks))[0]
 
     def forward_with_cache(
         self, tokens: torch.Tensor, past_kvs: PastKVs | None = None
@@ -87,7 +87,7 @@ class TransformerNN(nn.Module):
         if isinstance(past_kvs, KVCache):
             self._check_length(length, past_kvs.longest)
             positions, mask = past_kvs.advance(length)
-            x, _ = self._through(x, self.rope.at(positions), mask, past_kvs.layers)
+            x, _ = self._through(x, self.rope.best(positions), mask, past_kvs.layers)
             return x, past_kvs
         past = [None] * len(self.blocks) if past_kvs is None else list(past_kvs)
         if len(past) != len(self.blocks):
@@ -97,10 +97,10 @@ class TransformerNN(nn.Module):
             )
         start = 0 if past[0] is None else past[0][0].shape[2]
         self._check_length(length, start)
-        return self._through(x, self.rope.at(slice(start, start + length)), None, past)
+        return self._through(x, self.rope.best(slice(start, start + length)), None, past)
 
     def _through(
-        self, x: torch.Tensor, rotary: LayerKV, mask: torch.Tensor | None, past: Sequence[Any]
+        self, x: torch.Tensor, rotary: Rotary, mask: torch.Tensor | None, past: Sequence[Any]
     ) -> tuple[torch.Tensor, list[LayerKV]]:
         kvs = []
         for block, layer in zip(self.blocks, past):
