@@ -37,11 +37,8 @@ NOT_YET: dict[str, set[str]] = {
         "abstention",
         "decisions",
         "comparison",
-        "plans",
         "search",
         "benchmarking",
-        "ExperimentPlan",
-        "FitResult",
     },
 }
 
