@@ -10,11 +10,17 @@ import torch.nn.functional as F
 from nnx import (
     Checkpoints,
     GenerativeNNModel,
+    Losses,
+    Nets,
     NNCheckpoint,
     NNModel,
+    NNModelParams,
     NNOptimParams,
     NNTokenizerParams,
     NNTrainParams,
+    PrecisionPolicy,
+    PrefixTuner,
+    PromptTuner,
     train_bpe,
 )
 from nnx.lm import linear_cross_entropy
@@ -152,8 +158,6 @@ def test_token_sums_are_those_of_torch(axis, smoothing):
         def forward(self, ids):
             return logits if axis == -1 else logits.transpose(1, 2)
 
-    from nnx import Losses, NNModelParams
-
     model = NNModel(module=Given(), params=NNModelParams(loss=Losses.CROSS_ENTROPY))
     ce, nll, correct, count = lm.token_sums(lm.logits(model, IDS, targets), targets, valid)
     rows, wanted = logits[valid], targets[valid]
@@ -183,7 +187,8 @@ def fit(model, loader, lm, *, n_epochs=2, lr=3e-3, accumulate=1, val=None, **opt
     params = NNTrainParams(
         n_epochs=n_epochs, seed=3, train_loader=loader, val_loader=val, optim=optim, **train
     )
-    return model.train(params, objective=lm.objective(), eval_step_fn=lm.eval_step(), **options)
+    evaluate = None if val is None else lm.eval_step()
+    return model.train(params, objective=lm.objective(), eval_step_fn=evaluate, **options)
 
 
 def rows(kit, tokenizer):
@@ -346,3 +351,79 @@ def test_the_chunked_loss_of_frozen_parts_and_of_autocast():
     assert reduced.item() == pytest.approx(plain.item(), rel=1e-4)
     reduced.backward()
     assert hidden.grad.dtype == torch.float32
+
+
+def test_the_perplexity_of_several_processes_is_that_of_all_their_tokens(kit):
+    from nnx.engine.rank_records import merged_record
+
+    model = kit.model()
+    data = rows(kit, model.tokenizer)
+    lm = CausalLMTask(vocab_size=76, pad_id=0)
+
+    class Context:
+        pass
+
+    def evaluated(batches):
+        Context.model, Context.val_loader = model, batches
+        return lm.eval_step()(Context)
+
+    shares = [evaluated([data[:3]]), evaluated([data[3:]])]
+    merged, _ = merged_record([{"record": s.state(), "n_samples": 1} for s in shares])
+    whole, found = evaluated([data]), lm.eval_step().after_merge(merged)
+    assert found.loss == pytest.approx(whole.loss, rel=1e-9)
+    assert dict(found.metrics) == pytest.approx(dict(whole.metrics), rel=1e-9)
+
+
+# Networks that are not plain ------------------------------------------------------------------
+
+
+def test_a_hooked_network_is_called_as_a_whole_and_loses_nothing(kit):
+    """FSDP, for one, works by hooks of the whole network."""
+    losses = []
+    for hooked in (False, True):
+        model, calls = kit.model(), []
+        if hooked:
+            model.net.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        data = rows(kit, model.tokenizer)
+        lm = CausalLMTask(vocab_size=76, pad_id=0, smoothing=0.1)
+        run = fit(model, [data], lm, n_epochs=2, overwrite_existing=True)
+        assert bool(calls) == hooked
+        losses.append([point.train_edp.loss for point in run.idps])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("tuner", [PrefixTuner, PromptTuner])
+def test_a_prefix_or_a_prompt_is_trained_and_the_model_left_alone(kit, tuner):
+    base = kit.model()
+    data = rows(kit, base.tokenizer)
+    before = {name: weight.clone() for name, weight in base.net.state_dict().items()}
+    tuned = GenerativeNNModel(
+        params=NNModelParams(loss=Losses.CROSS_ENTROPY),
+        tokenizer=base.tokenizer,
+        module=tuner(base.net),
+    )
+    lm = CausalLMTask(vocab_size=76, pad_id=0)
+    run = fit(tuned, [data], lm, n_epochs=12, lr=3e-2, val=[data])
+    assert run.idps[-1].val_edp.loss < run.idps[0].val_edp.loss - 0.02
+    assert all(torch.equal(w, before[n]) for n, w in base.net.state_dict().items())
+    text = tuned.generate("the cat", temperature=0, max_new_tokens=8)
+    fresh = kit.model()
+    again = GenerativeNNModel.from_run(run.id, module=tuner(fresh.net))
+    assert again.generate("the cat", temperature=0, max_new_tokens=8) == text
+
+
+def test_reduced_precision_trains_evaluates_and_writes(kit):
+    full = kit.model()
+    params = NNModelParams(
+        net=Nets.TRANSFORMER, loss=Losses.CROSS_ENTROPY, precision=PrecisionPolicy("bf16")
+    )
+    model = GenerativeNNModel(full.net_params, params, full.tokenizer)
+    model.net.load_state_dict(full.net.state_dict())
+    data = rows(kit, full.tokenizer)
+    lm = CausalLMTask(vocab_size=76, pad_id=0)
+    ours = fit(model, [data], lm, n_epochs=3, val=[data])
+    plain = fit(full, [data], lm, n_epochs=3, val=[data])
+    for reduced, exact in zip(ours.idps, plain.idps):
+        assert reduced.val_edp.loss == pytest.approx(exact.val_edp.loss, rel=5e-3)
+    assert model.net.tok_embed.weight.dtype == torch.float32
+    assert model.generate("the cat", temperature=0, max_new_tokens=8).startswith("the cat")

@@ -6,6 +6,7 @@ and the accuracy count the same valid targets, however the batches are cut.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -386,15 +387,19 @@ class CausalLMEval:
             raise LMTaskError("the validation loader yielded no batches")
         if not count:
             return NNEvaluationDataPoint(kind="causal_lm", count=0, status="empty")
-        mean = nll / count
-        metrics = {"nll": mean, "perplexity": perplexity(mean), "token_accuracy": correct / count}
-        return NNEvaluationDataPoint(
-            loss=mean,
-            kind="causal_lm",
-            count=count,
-            status="ok",
-            metrics={name: value for name, value in metrics.items() if value is not None},
+        metrics = {"nll": nll / count, "token_accuracy": correct / count}
+        return self.after_merge(
+            NNEvaluationDataPoint(
+                loss=nll / count, kind="causal_lm", count=count, status="ok", metrics=metrics
+            )
         )
+
+    def after_merge(self, record: NNEvaluationDataPoint) -> NNEvaluationDataPoint:
+        """``record`` with the perplexity of its loss; several processes' means are merged first."""
+        found = perplexity(record.loss)
+        if found is None:
+            return record
+        return dataclasses.replace(record, metrics={**record.metrics, "perplexity": found})
 
 
 def causal_lm(config: Mapping[str, Any]) -> CausalLMObjective:

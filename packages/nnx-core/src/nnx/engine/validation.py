@@ -38,4 +38,7 @@ def validate(session: FitSession) -> NNEvaluationDataPoint | None:
     )
     with plan.ranks.evaluating():
         record = checked_record(run_eval_step(plan.eval_step_fn, ctx), "eval_step_fn")
-    return plan.ranks.merge_record(record, params.val_loader)
+    record = plan.ranks.merge_record(record, params.val_loader)
+    # A metric that is no mean over samples is derived again from the merged ones.
+    complete = getattr(plan.eval_step_fn, "after_merge", None)
+    return record if complete is None or plan.ranks.world_size == 1 else complete(record)
