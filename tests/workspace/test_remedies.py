@@ -33,12 +33,12 @@ PROJECTS = {
 NOT_YET: dict[str, set[str]] = {
     "nnx-lm": {"interop"},
     "nnx-eval": {
-        "calibration",
-        "abstention",
-        "decisions",
         "comparison",
+        "plans",
         "search",
         "benchmarking",
+        "ExperimentPlan",
+        "FitResult",
     },
 }
 

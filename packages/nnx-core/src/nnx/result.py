@@ -3,12 +3,14 @@
 NNx raises. Code that would rather branch on a value wraps a call at its
 boundary and gets ``Ok(value)`` or ``Err(error)``; ``Result[T, E]`` is their
 union, so ``isinstance(result, Ok)`` and ``match`` narrow it for a type checker.
-Nothing is caught here: an exception in a callback propagates.
+Nothing is caught here but what a wrapper says that it converts: an exception in
+a callback propagates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
@@ -18,7 +20,10 @@ U = TypeVar("U")
 E = TypeVar("E")
 F = TypeVar("F")
 
-__all__ = ["BoundaryError", "Err", "Ok", "Result", "UnwrapError"]
+__all__ = [
+    "BoundaryError", "Err", "Ok", "Result", "UnwrapError", "decide_result",
+    "validate_decision_request_result",
+]  # fmt: skip
 
 
 class UnwrapError(RuntimeError):
@@ -140,3 +145,56 @@ class BoundaryError:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context", MappingProxyType(dict(self.context)))
+
+
+def validate_decision_request_result(
+    kind: str, prompt: str, options: Sequence[Any] | None = None
+) -> Result[Any, BoundaryError]:
+    """The typed question of plain data, or ``Err`` with code "invalid_decision_request".
+
+    ``kind`` is "choice", "boolean" or "score"; ``options`` are pairs of id and
+    description (the levels of a score), or ``None`` of a boolean.
+    """
+    decisions = importlib.import_module("nnx.decisions")
+    state: dict[str, Any] = {"kind": kind, "prompt": prompt}
+    if options is not None:
+        state["levels" if kind == "score" else "options"] = options
+    try:
+        return Ok(decisions.question_from_state(state))
+    except decisions.InvalidDecisionRequest as error:
+        where = "validate_decision_request"
+        return Err(BoundaryError("invalid_decision_request", where, {"kind": kind}, error))
+
+
+def decide_result(
+    provider: Any,
+    question: Any,
+    inputs: Any,
+    *,
+    policy: Any = None,
+    model_id: str | None = None,
+) -> Result[tuple[Any, ...], BoundaryError]:
+    """A provider's results, or with a ``policy`` (for ``model_id``) selective decisions.
+
+    An abstention is an ``Ok``. The codes of an ``Err`` are
+    "invalid_decision_response", "provider_failure" and "unsupported_capability";
+    every other exception propagates.
+    """
+    decisions = importlib.import_module("nnx.decisions")
+    if (policy is None) != (model_id is None):
+        raise ValueError("decide_result takes policy and model_id together")
+    codes = (
+        (decisions.InvalidDecisionResponse, "invalid_decision_response"),
+        (decisions.ProviderFailure, "provider_failure"),
+        (decisions.UnsupportedCapability, "unsupported_capability"),
+    )
+    try:
+        results = tuple(provider.decide(question, inputs))
+    except tuple(kind for kind, _ in codes) as error:
+        code = next(code for kind, code in codes if isinstance(error, kind))
+        context = {"provider": getattr(provider, "name", type(provider).__name__)}
+        return Err(BoundaryError(code, "decide", context, error))
+    if policy is None:
+        return Ok(results)
+    decide = importlib.import_module("nnx.abstention").decide
+    return Ok(tuple(decide(result, policy, model_id=model_id) for result in results))

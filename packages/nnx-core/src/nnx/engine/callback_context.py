@@ -136,7 +136,8 @@ class CallbackContext:
     def defer_checkpoint(self, tag: str) -> None:
         """Ask for a weights-only checkpoint ``<tag>.pt``, written once LAST has committed.
 
-        It holds the weights as they are now, whatever a later callback makes of them.
+        It holds the weights as they are now, whatever a later callback makes of them;
+        those of sharded training are LAST's.
         """
         from nnx.engine.commit import snapshot
 

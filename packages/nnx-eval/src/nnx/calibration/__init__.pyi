@@ -1,0 +1,17 @@
+from .errors import CalibrationError as CalibrationError
+from .errors import CalibrationFitError as CalibrationFitError
+from .errors import CalibrationMismatchError as CalibrationMismatchError
+from .fingerprint import model_fingerprint as model_fingerprint
+from .metrics import DEFAULT_EPSILON as DEFAULT_EPSILON
+from .metrics import CalibrationMetrics as CalibrationMetrics
+from .metrics import ReliabilityBin as ReliabilityBin
+from .metrics import brier_score as brier_score
+from .metrics import expected_calibration_error as expected_calibration_error
+from .metrics import negative_log_likelihood as negative_log_likelihood
+from .metrics import reliability_bins as reliability_bins
+from .prediction import CalibratedPrediction as CalibratedPrediction
+from .report import CalibrationReport as CalibrationReport
+from .temperature import FORMAT as FORMAT
+from .temperature import CalibrationFit as CalibrationFit
+from .temperature import TemperatureCalibrator as TemperatureCalibrator
+from .temperature import fit_temperature as fit_temperature

@@ -1,0 +1,373 @@
+"""One temperature for all classes: ``softmax(logits / T)`` (Guo et al., 2017)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from nnx.utils import validation as check
+from nnx.utils.artifacts import JsonArtifact
+from nnx.utils.jsonlike import freeze_mapping, thaw
+
+from .arrays import (
+    blocks,
+    class_targets,
+    declared_labels,
+    identity,
+    is_prediction,
+    prediction_logits,
+    real_matrix,
+    row_ids,
+    softmax,
+    text_labels,
+)
+from .binding import DISJOINTNESS, check_bound, check_splits
+from .errors import CalibrationError, CalibrationFitError
+from .metrics import DEFAULT_EPSILON, CalibrationMetrics
+from .prediction import CalibratedPrediction
+from .report import CalibrationReport, outcome_of
+
+FORMAT = "nnx.calibration/1"
+
+
+@dataclass(frozen=True, slots=True)
+class TemperatureCalibrator(JsonArtifact):
+    """A fitted temperature, bound to one model and one order of labels.
+
+    It never changes the argmax. ``fit_config`` and ``fit_result`` say how it
+    was fitted; the split ids say on what.
+    """
+
+    temperature: float
+    labels: tuple[str, ...]
+    model_id: str
+    split_id: str
+    train_split_id: str | None = None
+    test_split_id: str | None = None
+    fit_config: Mapping[str, Any] = field(default_factory=dict)
+    fit_result: Mapping[str, Any] = field(default_factory=dict)
+
+    FORMAT: ClassVar[str] = FORMAT
+    _error: ClassVar[type[ValueError]] = CalibrationError
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        put("temperature", _positive("temperature", self.temperature))
+        put("labels", text_labels(self.labels, CalibrationError))
+        put("model_id", identity("model_id", self.model_id, CalibrationError))
+        check_splits(self.split_id, self.train_split_id, self.test_split_id, CalibrationError)
+        for name in ("fit_config", "fit_result"):
+            try:
+                put(name, freeze_mapping(getattr(self, name), name))
+            except ValueError as error:
+                raise CalibrationError(str(error)) from None
+
+    @property
+    def id(self) -> str:
+        """The digest: what predictions and policies call this calibrator."""
+        return self.digest()
+
+    @property
+    def split(self) -> dict[str, Any]:
+        """The declared splits; that their rows are disjoint is not verified."""
+        return {
+            "calibration": self.split_id,
+            "train": self.train_split_id,
+            "test": self.test_split_id,
+            "disjointness": DISJOINTNESS,
+        }
+
+    def transform(
+        self,
+        logits: Any,
+        *,
+        model_id: str,
+        labels: Sequence[str] | None = None,
+        override: str | None = None,
+        sample_ids: Any = None,
+    ) -> CalibratedPrediction:
+        """Calibrate (N, C) logits: an array, a tensor or a categorical ``PredictionResult``.
+
+        A prediction brings its labels and sample ids. Raises
+        ``CalibrationMismatchError`` for other labels or another model, unless
+        ``override`` says in words why that is meant; another number of classes is
+        never accepted.
+        """
+        labels, model_id, accepted = check_bound(
+            logits, fitted_labels=self.labels, fitted_model=self.model_id, labels=labels,
+            model_id=model_id, override=override,
+        )  # fmt: skip
+        values, ids = rows_of(logits, sample_ids)
+        if values.shape[1] != len(labels):
+            raise CalibrationError(
+                f"logits have {values.shape[1]} columns for the {len(labels)} labels"
+            )
+        return CalibratedPrediction(
+            logits=values,
+            probabilities=softmax(values),
+            calibrated_probabilities=softmax(values, 1 / self.temperature),
+            decoded=values.argmax(1),
+            labels=labels,
+            sample_ids=ids,
+            calibrator_id=self.id,
+            model_id=model_id,
+            temperature=self.temperature,
+            override=accepted,
+        )
+
+    def report(
+        self,
+        logits: Any,
+        targets: Any,
+        *,
+        model_id: str,
+        split_id: str,
+        labels: Sequence[str] | None = None,
+        override: str | None = None,
+        n_bins: int = 10,
+        epsilon: float | None = DEFAULT_EPSILON,
+    ) -> CalibrationReport:
+        """NLL, Brier score, ECE and bins before and after, on rows held out from the fit."""
+        held_out(split_id, self.split_id, self.train_split_id)
+        found = self.transform(logits, model_id=model_id, labels=labels, override=override)
+
+        def metrics(probabilities: np.ndarray) -> CalibrationMetrics:
+            return CalibrationMetrics.of(probabilities, targets, n_bins=n_bins, epsilon=epsilon)
+
+        before, after = metrics(found.probabilities), metrics(found.calibrated_probabilities)
+        return CalibrationReport(
+            calibrator_id=found.calibrator_id,
+            model_id=found.model_id,
+            labels=found.labels,
+            temperature=self.temperature,
+            split_id=split_id,
+            calibration_split_id=self.split_id,
+            n_samples=len(found),
+            n_bins=n_bins,
+            epsilon=epsilon,
+            before=before,
+            after=after,
+            outcome=outcome_of(before, after),
+            override=found.override,
+            train_split_id=self.train_split_id,
+            test_split_id=self.test_split_id,
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "kind": "temperature",
+            "temperature": self.temperature,
+            "labels": list(self.labels),
+            "model_id": self.model_id,
+            "split": self.split,
+            "fit": {"config": thaw(self.fit_config), "result": thaw(self.fit_result)},
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> TemperatureCalibrator:
+        keys = dict.fromkeys(("temperature", "labels", "model_id", "split", "fit"), True)
+        fields = cls._open(state, keys, kind="temperature")
+        return cls(
+            temperature=fields["temperature"],
+            labels=fields["labels"],
+            model_id=fields["model_id"],
+            **stored_split(fields["split"]),
+            **stored_fit(fields["fit"]),
+        )
+
+
+def stored_split(split: Any) -> dict[str, Any]:
+    """The split ids of a stored document, as constructor arguments."""
+    known = {"calibration", "train", "test", "disjointness"}
+    if not isinstance(split, Mapping) or set(split) - known or "calibration" not in split:
+        raise CalibrationError(f"split has the keys {', '.join(sorted(known))}")
+    return {
+        "split_id": split["calibration"],
+        "train_split_id": split.get("train"),
+        "test_split_id": split.get("test"),
+    }
+
+
+def stored_fit(fit: Any) -> dict[str, Any]:
+    """How a stored document says that it was fitted, as constructor arguments."""
+    if not isinstance(fit, Mapping) or set(fit) != {"config", "result"}:
+        raise CalibrationError("fit has the keys config and result")
+    return {"fit_config": fit["config"], "fit_result": fit["result"]}
+
+
+def held_out(split_id: Any, calibration: str, train: str | None) -> None:
+    """Refuse to report on rows that the calibrator or the model was fitted on."""
+    name = identity("split_id", split_id, CalibrationError)
+    for what, other in (("calibration", calibration), ("training", train)):
+        if name == other:
+            raise CalibrationError(
+                f"split {name!r} is the {what} split, so it is not held out; report on another"
+            )
+
+
+def rows_of(logits: Any, sample_ids: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Checked (N, C) logits, and the ids of their rows."""
+    if not is_prediction(logits):
+        values = real_matrix(logits, "logits", CalibrationError)
+        return values, row_ids(sample_ids, len(values), CalibrationError)
+    values = real_matrix(prediction_logits(logits, CalibrationError), "logits", CalibrationError)
+    own = np.asarray(logits.sample_ids)
+    if sample_ids is not None and not np.array_equal(
+        row_ids(sample_ids, len(values), CalibrationError), own
+    ):
+        raise CalibrationError("sample_ids are not those of the prediction; leave them out")
+    return values, own
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFit:
+    """What a fit gave: a calibrator (``status`` "ok"), or the ``reason`` for none ("failed")."""
+
+    status: str
+    calibrator: TemperatureCalibrator | None
+    reason: str | None
+    config: Mapping[str, Any]
+    split: Mapping[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def require(self) -> TemperatureCalibrator:
+        """The calibrator; ``CalibrationFitError`` with the reason when there is none."""
+        if self.calibrator is None:
+            raise CalibrationFitError(
+                f"no temperature was fitted on split {self.split['calibration']!r}: {self.reason}"
+            )
+        return self.calibrator
+
+
+def fit_temperature(
+    logits: Any,
+    targets: Any,
+    *,
+    model_id: str,
+    split_id: str,
+    labels: Sequence[str] | None = None,
+    train_split_id: str | None = None,
+    test_split_id: str | None = None,
+    min_temperature: float = 0.001,
+    max_temperature: float = 1000.0,
+    tolerance: float = 1e-10,
+    max_iterations: int = 200,
+) -> CalibrationFit:
+    """The temperature that minimizes the NLL of (N, C) ``logits`` and (N,) class ``targets``.
+
+    The slope of the NLL in 1 / T is monotone, and is bisected between the two
+    temperatures (at their geometric mean, until the bracket is relatively
+    narrower than ``tolerance``). A split without an optimum between them gives
+    a failed fit with the reason, never a temperature at a boundary.
+    """
+    split, train, test = check_splits(split_id, train_split_id, test_split_id, CalibrationError)
+    model = identity("model_id", model_id, CalibrationError)
+    names = declared_labels(logits, labels, CalibrationError)
+    low, high = (
+        _positive("min_temperature", min_temperature),
+        _positive("max_temperature", max_temperature),
+    )
+    if low >= high:
+        raise CalibrationError(f"min_temperature {low} must be below max_temperature {high}")
+    config = {
+        "method": "temperature", "objective": "nll", "dtype": "float64",
+        "min_temperature": low, "max_temperature": high,
+        "tolerance": _positive("tolerance", tolerance), "max_iterations": _count(max_iterations),
+    }  # fmt: skip
+    values, _ = rows_of(logits, None)
+    if values.shape[1] != len(names):
+        raise CalibrationError(f"{len(names)} labels for the {values.shape[1]} columns of logits")
+    classes = class_targets(targets, len(values), values.shape[1], CalibrationError)
+    splits = {"calibration": split, "train": train, "test": test, "disjointness": DISJOINTNESS}
+    found, iterations = _search(values, classes, config)
+    if isinstance(found, str):
+        return CalibrationFit("failed", None, found, config, splits)
+    calibrator = TemperatureCalibrator(
+        temperature=found, labels=names, model_id=model, split_id=split, train_split_id=train,
+        test_split_id=test, fit_config=config,
+        fit_result={
+            "iterations": iterations, "n_samples": len(values), "n_classes": len(names),
+            "nll_before": mean_nll(values, classes, 1.0),
+            "nll_after": mean_nll(values, classes, 1 / found),
+        },
+    )  # fmt: skip
+    return CalibrationFit("ok", calibrator, None, config, splits)
+
+
+def _search(
+    values: np.ndarray, classes: np.ndarray, config: Mapping[str, Any]
+) -> tuple[float | str, int]:
+    """The temperature and the number of bisections, or why there is none."""
+    low, high = 1 / config["max_temperature"], 1 / config["min_temperature"]
+    if all(np.ptp(values[a:b], axis=1).max() == 0 for a, b in blocks(*values.shape)):
+        return "the logits of every row are constant, so that no temperature matters", 0
+    best = values.argmax(1)
+    if (values[np.arange(len(values)), best] == values[np.arange(len(values)), classes]).all():
+        return "every row is separable: the NLL falls as long as the temperature does", 0
+    if slope(values, classes, 0.0) >= 0:
+        return (
+            "the logits are no better than uniform: the NLL falls as long as the temperature rises"
+        ), 0
+    if slope(values, classes, low) >= 0:
+        return f"the optimum lies above max_temperature {config['max_temperature']:g}", 0
+    if slope(values, classes, high) <= 0:
+        return f"the optimum lies below min_temperature {config['min_temperature']:g}", 0
+    for iteration in range(1, config["max_iterations"] + 1):
+        middle = math.sqrt(low * high)
+        if slope(values, classes, middle) < 0:
+            low = middle
+        else:
+            high = middle
+        if high - low <= config["tolerance"] * high:
+            return 1 / math.sqrt(low * high), iteration
+    return (
+        f"the search did not converge in {config['max_iterations']} iterations to a tolerance "
+        f"of {config['tolerance']:g}"
+    ), config["max_iterations"]
+
+
+def slope(values: np.ndarray, classes: np.ndarray, beta: float) -> float:
+    """The derivative of the mean NLL of ``softmax(beta * values)`` by ``beta``."""
+    total = 0.0
+    for start, stop in blocks(*values.shape):
+        block = values[start:stop].astype(np.float64)
+        block -= block.max(1, keepdims=True)
+        weights = np.exp(block * beta)
+        expected = np.einsum("nc,nc->n", weights, block) / weights.sum(1)
+        total += float((expected - block[np.arange(stop - start), classes[start:stop]]).sum())
+    return total / len(values)
+
+
+def mean_nll(values: np.ndarray, classes: np.ndarray, beta: float) -> float:
+    """The exact mean NLL of ``softmax(beta * values)``, finite for every finite logit."""
+    total = 0.0
+    for start, stop in blocks(*values.shape):
+        block = values[start:stop].astype(np.float64)
+        block -= block.max(1, keepdims=True)
+        block *= beta
+        picked = block[np.arange(stop - start), classes[start:stop]]
+        total += float((np.log(np.exp(block).sum(1)) - picked).sum())
+    return total / len(values)
+
+
+def _positive(name: str, value: Any) -> float:
+    try:
+        return float(check.real("calibration", name, value, above=0))
+    except ValueError as error:
+        raise CalibrationError(str(error)) from None
+
+
+def _count(value: Any) -> int:
+    try:
+        return check.count("calibration", "max_iterations", value)
+    except ValueError as error:
+        raise CalibrationError(str(error)) from None
