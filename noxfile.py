@@ -191,9 +191,7 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run(*pytest, *session.posargs, env=ENV, external=True)
         return
-    # Tests that measure time run first and without neighbours.
-    session.run(*pytest, "-m", "alone", env=ENV, external=True, success_codes=[0, 5])
-    session.run(*pytest, "-m", "not alone", "-n", "2", env=ENV, external=True)
+    session.run(*pytest, "-n", "2", "--durations", "20", env=ENV, external=True)
 
 
 @nox.session
@@ -238,7 +236,7 @@ def with_versions(session: nox.Session, version: str, *pinned: str) -> None:
         external=True,
     )  # fmt: skip
     for tests in ("tests/nnx-core", "tests/nnx-peft"):
-        pytest = (str(interpreter(folder)), "-m", "pytest", "-n", "2", "-m", "not alone", tests)
+        pytest = (str(interpreter(folder)), "-m", "pytest", "-n", "2", tests)
         session.run(*pytest, *session.posargs, env=ENV, external=True)
 
 

@@ -15,6 +15,7 @@ from nnx import GenerativeNNModel, NNOptimParams, NNRun, NNTrainParams
 from nnx.cli.app import build
 from nnx.lm import ChatDataset, TextTraining, train_text
 from nnx.lm_tasks import CausalLMTask
+from nnx.store.election import standings
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
@@ -58,7 +59,9 @@ def test_training_shows_how_good_the_model_is_and_the_model_writes(text, tmp_pat
     again = nnx("lm", "generate", "best", "the cat", "--seed", 4, "-n", 12)
     assert again == nnx("lm", "generate", "best", "the cat", "--seed", 4, "-n", 12)
     assert model.tokenizer.path == os.path.join("lm", "tokenizer.json")
-    assert "using the tokenizer" in nnx("lm", "train", text, *SMALL, "--epochs", 1)
+    larger = nnx("lm", "train", text, *SMALL, "--epochs", 1, "--batch", 2)
+    assert "using the tokenizer" in larger
+    assert len({one.data for one in standings("runs").values()}) == 1  # judged on one text
 
 
 def test_a_killed_training_is_resumed_to_the_same_model(text, monkeypatch):

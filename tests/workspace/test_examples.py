@@ -24,21 +24,41 @@ CLAIMS: dict[str, tuple[str, Callable[[Numbers], bool]]] = {
         lambda n: n[0] == n[1] + 5 < 60 and n[2] > 0.5,
     ),
     "ddp": (r"2 processes: the largest difference is ([\d.e+-]+)", lambda n: n[0] < 1e-5),
+    "embedding_search": (r"(\d) of 6 questions find their answer", lambda n: n[0] == 6),
     "finetuning": (
         r"(\d+) tensors frozen and unchanged, (\d+) trained\naccuracy on the new task: ([\d.]+)",
         lambda n: n[:2] == [4, 2] and n[2] > 0.75,
     ),
     "gan": (r"(\d+)% lie near -2 and (\d+)% near 2", lambda n: min(n) > 20),
+    "graph_classification": (
+        r"labelled graphs of 40: accuracy ([\d.]+)\nfound in both splits: \[.*\(3, 7\)",
+        lambda n: n[0] > 0.9,
+    ),
+    "graph_csv": (r"without a team, (\d+)% found right", lambda n: n[0] > 80),
+    "graph_nodes": (
+        r"(\d+) members known, accuracy on the other (\d+): ([\d.]+)",
+        lambda n: n[:2] == [4, 30] and n[2] > 0.7,
+    ),
     "journal_history": (
         r"(\d+) records on disk, at most (\d+) in memory, (\d+) rows exported",
         lambda n: n[0] == n[2] == 400 and n[1] <= 60,
     ),
+    "instruction_tuning": (r"(\d) of 3 questions are answered", lambda n: n[0] == 3),
     "keyword_inputs": (r"accuracy ([\d.]+); the first rows", lambda n: n[0] > 0.9),
+    "language_model": (r"perplexity ([\d.]+)\n", lambda n: n[0] < 2),
+    "link_prediction": (
+        r"model auroc ([\d.]+).*\ncommon_neighbours auroc ([\d.]+).*(?s:.*) held out, (\d+) of them",
+        lambda n: n[0] > n[1] + 0.1 and n[2] == 0,
+    ),
     "lora": (
         r"([\d.]+) before, ([\d.]+) after\n(\d+) of (\d+) weights trained, (\d+) bytes",
         lambda n: n[1] > n[0] and n[2] < n[3] / 4 and n[4] < 4 * n[3],
     ),
     "plugin": (r"trained with acme\.plain@v1, conforms, and is shown without", lambda n: True),
+    "preference_tuning": (
+        r"loss ([\d.]+) at the first step, ([\d.]+) on unseen pairs at the end\n(\d+)%",
+        lambda n: abs(n[0] - 0.6931) < 1e-4 and n[1] < 0.5 and n[2] == 100,
+    ),
     "provenance": (r"differences: \[\] with the same rows, \['data\.train", lambda n: True),
     "regression": (
         r"(\d+) of (\d+) targets count; mean absolute error ([\d.]+)",

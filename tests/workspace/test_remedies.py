@@ -34,11 +34,8 @@ NOT_YET: dict[str, set[str]] = {
     "nnx-lm": {"interop"},
     "nnx-eval": {
         "comparison",
-        "plans",
         "search",
         "benchmarking",
-        "ExperimentPlan",
-        "FitResult",
     },
 }
 

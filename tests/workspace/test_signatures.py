@@ -90,6 +90,7 @@ def test_a_difference_is_seen() -> None:
         "takes a at another place",
     ]
     assert parameters(call, ["a", "b=3"]) == ["b is 2 by default, not 3"]
+    assert parameters(call, ["a", "b=<class 'int'>"]) == ["b is 2 by default, not <class 'int'>"]
     assert parameters(call, ["a", "b=2", "c='x'"]) == ["takes c at another place"]
     assert parameters(call, ["b=2"]) == ["takes b at another place", "needs a, which is new"]
     assert parameters(call, ["a=1"]) == ["a needs a value; it was 1"]
@@ -210,7 +211,8 @@ def default_difference(name: str, has: Any, empty: Any, wanted: str) -> list[str
         return [f"{name} needs a value; it was {wanted}"] if wanted else []
     if not wanted:
         return []  # more can be left out than before
-    if wanted.startswith("<"):
+    wanted = _plain(wanted)
+    if wanted.startswith("<") and not wanted.startswith("<class "):
         return []  # a function's or a sentinel's repr
     return [] if shown(has) == wanted else [f"{name} is {shown(has)} by default, not {wanted}"]
 
@@ -230,4 +232,9 @@ def shown(value: Any) -> str:
         return f"{type(value).__name__}({inner})"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k!r}: {shown(v)}" for k, v in value.items()) + "}"
-    return re.sub(r"<class '(?:nnx\.)[\w.]*\.(\w+)'>", r"\1", repr(value))
+    return _plain(repr(value))
+
+
+def _plain(text: str) -> str:
+    """A class of NNx by its name alone, wherever it is defined."""
+    return re.sub(r"<class '(?:nnx\.)[\w.]*\.(\w+)'>", r"\1", text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -79,20 +78,6 @@ def test_a_listing_command_loads_no_torch(listed: Path, arguments: list[str]) ->
     loaded = set((listed / "modules").read_text().split())
     assert "nnx.cli.app" in loaded
     assert not loaded & {"torch", "numpy", "pandas"}
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("arguments", LISTINGS, ids=" ".join)
-def test_a_listing_command_answers_within_0_6_seconds(listed: Path, arguments: list[str]) -> None:
-    # Processor time, which is what it takes on a machine that does nothing else.
-    times = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "nnx", *arguments]
-        subprocess.run(command, cwd=listed, check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(times) <= 0.6
 
 
 def test_doctor_shows_versions_devices_precision_and_what_is_missing(process: Nnx) -> None:

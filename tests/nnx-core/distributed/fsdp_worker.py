@@ -208,7 +208,23 @@ def sharded(_args):
         "same_parameters": all(a is b for a, b in zip(parameters, net.parameters())),
         "predicted": trained.predict(worker.data(5).tensors[0]).logits.tolist(),
         "again": fit("again", trained=trained)["loss"],  # sharded once more
+        "doubled": fit(
+            "doubled",
+            given=params(n_epochs=2),
+            callbacks=[ModelCheckpoint([0, 1], tag="then"), Double()],
+        )["id"],
     }
+
+
+class Double(Callback):
+    """Changes the weights after a checkpoint of them was asked for."""
+
+    rank_behaviour = "every"
+
+    def on_epoch_end(self, ctx):
+        with torch.no_grad():
+            for parameter in ctx.model.net.parameters():
+                parameter.mul_(2)
 
 
 class Interrupt(Callback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import signal
@@ -178,6 +179,22 @@ def test_the_run_is_listed_verified_and_loaded_like_any_other(sharded, folder):
     assert model.predict(rows).logits.tolist() == found["predicted"]
     weights = [p.double().flatten().tolist() for p in model.net.state_dict().values()]
     assert weights == found["weights"]
+
+
+def test_a_checkpoint_of_a_callback_has_the_weights_that_it_saw(sharded, folder):
+    runs = str(folder / "several" / "sharded-2" / "runs")
+    id = sharded[0]["doubled"]
+
+    def weights(tag):
+        NNCheckpoint.verify(id, tag, root=runs)
+        return NNCheckpoint.load(id, tag, root=runs).net_state
+
+    last = weights("last")
+    assert all(torch.equal(last[k], 2 * t) for k, t in weights("then_e1").items())
+    first = weights("first")
+    assert all(torch.equal(first[k], 2 * t) for k, t in weights("then_e0").items())
+    # Nothing of a checkpoint that is written by itself stays behind under LAST.
+    assert len(os.listdir(os.path.join(runs, id, "checkpoints", "last.dcp"))) == 1
 
 
 # Resuming ---------------------------------------------------------------------------------------

@@ -304,12 +304,12 @@ def run_case(case, *, n_epochs=N_EPOCHS, stop_after=None, resume=None, **extra):
     """Train a case and return what it ended with, as plain data and tensors."""
     capture = Capture()
     callbacks = make_callbacks(case, capture)
+    salt = f"{name_of(case)}/{'' if resume else stop_after}"
     if stop_after is not None:
         callbacks.append(StopAfter(stop_after))
     common = {
         "n_epochs": n_epochs,
         "seed": 11,
-        "data_id": f"{name_of(case)}/{'' if resume else stop_after}",
         "train_loader": make_loader(case["loader"]),
         "val_loader": DataLoader(TensorDataset(*data(1)), batch_size=8),
         **extra,
@@ -332,7 +332,7 @@ def run_case(case, *, n_epochs=N_EPOCHS, stop_after=None, resume=None, **extra):
         step = {"trainer_step_fn": trainer_step}
         if case["facade"] == "trainer_objective":
             step = {"objective": supervised_objective()}
-        run = Trainer(model).train(params, callbacks=callbacks, **step)
+        run = Trainer(model).train(params, callbacks=callbacks, salt=salt, **step)
     else:
         if resume is not None:
             common["resume_epochs"] = "planned"
@@ -342,7 +342,7 @@ def run_case(case, *, n_epochs=N_EPOCHS, stop_after=None, resume=None, **extra):
             "objective": {"objective": supervised_objective()},
             "step_fn": {"train_step_fn": custom_step},
         }[case["facade"]]
-        run = model.train(params, callbacks=callbacks, **step)
+        run = model.train(params, callbacks=callbacks, salt=salt, **step)
     return {
         "id": run.id,
         "weights": {k: v.clone() for k, v in model.net.state_dict().items()},

@@ -165,6 +165,9 @@ def test_a_net_takes_its_own_params_and_not_those_of_another():
         Nets.FEED_FWD(params=conv)
 
     class Mine(NNParams):
-        """A user's own, of the same network."""
+        """A user's own, of which a run would store what NNParams has alone."""
 
-    Nets.FEED_FWD(params=Mine(input_dim=4, output_dim=2, hidden_dims=[4], dropout_prob=0.0))
+    shape = {"input_dim": 4, "output_dim": 2, "hidden_dims": [4], "dropout_prob": 0.0}
+    with pytest.raises(ValueError, match=r"not .*\(a subclass is not: a run would load without"):
+        Nets.FEED_FWD(params=Mine(**shape))
+    Nets.FEED_FWD(params=NNParams(**shape))

@@ -14,9 +14,9 @@ from nnx.records import NNEvaluationDataPoint as E
 from nnx.records import NNIterationDataPoint
 from nnx.store import NNCheckpoint, NNRun, RunWriter, lease
 from nnx.store.cleanup import collect
-from nnx.store.election import best_run_id, elect
+from nnx.store.election import best_run_id, elect, standings
 from nnx.store.paths import RunPaths
-from nnx.store.standing import score
+from nnx.store.standing import grounds, of_record, score
 from nnx.utils import files
 
 nan, inf = math.nan, math.inf
@@ -108,6 +108,39 @@ def test_a_run_of_another_measure_never_takes_the_pointer(parts, train, root, ot
     assert collect("runs") == []
     better = train(dataclasses.replace(runs["plain"], salt="better"), 1, errors=[0.2])
     assert best_run_id() == better.id
+
+
+class Rows(list):
+    """A loader that says which rows it validates on."""
+
+    data_id = "the last 100 rows"
+
+
+def test_runs_that_validate_on_the_same_rows_compare_however_they_trained(parts, root):
+    def fit(batches, error):
+        run = parts.run(1, data_id=f"rows in batches of {batches}")
+        run = dataclasses.replace(run, train=dataclasses.replace(run.train, val_loader=Rows([1])))
+        with RunWriter.open(run) as writer:
+            writer.append(parts.record(0, 0, batches=1, error=error))
+            writer.commit_epoch(parts.checkpoint(0, idp=writer.idps[-1]), parts.state(0), best=True)
+            return writer.finish()
+
+    fit(32, 0.3)
+    better = fit(64, 0.2)
+    assert best_run_id() == better.id
+    assert elect("runs") == better.id
+    found = standings("runs")
+    assert {one.data for one in found.values()} == {"the last 100 rows"}
+    other = NNRun.load(better.id)
+    assert other.train.data_id == "rows in batches of 64"  # the run's own name does not move
+
+
+def test_a_monitor_of_the_training_split_is_compared_on_the_training_data(parts):
+    run = parts.run(1, data_id="in batches of 32")
+    known = grounds(run.state(), val_loader=Rows([1]))
+    trained = record(E(loss=1.0, error=0.1))
+    assert of_record(trained, known).data == "in batches of 32"
+    assert of_record(record(E(loss=1.0), E(loss=1.0, error=0.1)), known).data == Rows.data_id
 
 
 def test_the_holder_is_followed_by_the_best_that_is_comparable_with_it(parts, train, root):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from nnx.utils.locks import LockBusyError, is_held, locked
@@ -38,6 +39,37 @@ def test_a_lock_is_re_entrant_and_exclusive_between_threads(tmp_path):
         assert "run x is in use by another process" in str(error)
     assert not is_held(path)
     assert in_thread(attempt) == []
+
+
+def test_a_folder_may_be_replaced_under_a_lock_that_lies_in_it(tmp_path):
+    folder = tmp_path / "run"
+    path = folder / "x.lock"
+
+    def replace():
+        folder.rename(tmp_path / "old")
+        folder.mkdir()
+
+    def take():
+        with locked(path, timeout=60):
+            taken.append(is_held(path))
+
+    def wait():
+        with locked(path, timeout=60):
+            # Of the folder that is there now, not of the one that it waited for.
+            taken.append(in_thread(lambda: locked(path, timeout=0).__enter__()))
+
+    taken = []
+    folder.mkdir()
+    with locked(path):
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        time.sleep(0.1)  # the waiter looks at the first folder's lock
+        replace()
+        assert in_thread(take) == []
+    waiter.join()
+    assert taken[0] is True
+    assert [type(error) for error in taken[1]] == [LockBusyError]
+    assert not is_held(path)
 
 
 def test_a_lock_is_exclusive_between_processes_and_ends_with_its_holder(tmp_path):

@@ -13,6 +13,7 @@ import torch
 from made_graphs import karate
 from nnx import NNRun
 from nnx.cli.app import build
+from nnx.store.election import standings
 from nnx.store.predictions import load_predictions
 from torch_geometric.data import Data
 from typer.testing import CliRunner
@@ -65,6 +66,9 @@ def test_nodes_are_trained_tested_stored_shown_and_predicted(files):
     run = NNRun.load(run_id)
     assert len(run.idps) == 40
     assert run.train.data_id.startswith("nodes.csv+edges.csv@")
+    (standing,) = standings("runs").values()  # in whatever batches, it is judged on these rows
+    assert standing.data.startswith("nodes.csv+edges.csv@")
+    assert standing.data != run.train.data_id
     shown = nnx("show", run_id[:8])
     assert run_id in shown
     nnx("report", run_id[:8], "--output", "report.html")

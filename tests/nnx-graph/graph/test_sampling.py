@@ -19,6 +19,7 @@ from nnx.distributed.partition import RankPartition
 from nnx.graph import NeighborBatches, NeighborSampler
 from nnx.utils.draws import mixed, uniforms
 from torch_geometric.data import Data
+from torch_geometric.sampler import SamplerOutput
 from torch_geometric.utils import k_hop_subgraph
 
 
@@ -252,6 +253,43 @@ def test_ranks_share_the_seeds_of_an_epoch(monkeypatch):
 def test_a_loader_that_cannot_be_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         batches(**changes)
+
+
+def test_pyg_lib_is_used_when_it_is_asked_for_and_there(monkeypatch):
+    with pytest.raises(ImportError, match='backend="pyg-lib" needs pyg-lib, .*needs nothing'):
+        batches(backend="pyg-lib")
+    with pytest.raises(ValueError, match="backend must be one of nnx, pyg-lib"):
+        batches(backend="dgl")
+
+    class Theirs:
+        """What PyG's sampler answers, with its edges sorted by target, drawn from torch."""
+
+        edge_permutation = karate().edge_index[1].argsort(stable=True)
+
+        def __init__(self, data, num_neighbors, replace, subgraph_type):
+            self.data, self.fanouts = data, num_neighbors
+
+        def sample_from_nodes(self, inputs):
+            edges = self.data.edge_index
+            seed = int(torch.randint(1 << 30, ()))
+            made = NeighborSampler(edges, 34, self.fanouts, seed=seed).sample(inputs.node)
+            place = self.edge_permutation.argsort()[torch.from_numpy(made.edge_ids)]
+            row, col = torch.from_numpy(made.edges)
+            return SamplerOutput(
+                node=torch.from_numpy(made.nodes), row=row, col=col, edge=place,
+                num_sampled_nodes=list(made.nodes_per_hop),
+                num_sampled_edges=list(made.edges_per_hop),
+            )  # fmt: skip
+
+    monkeypatch.setattr("torch_geometric.typing.WITH_PYG_LIB", True)
+    monkeypatch.setattr("torch_geometric.sampler.NeighborSampler", Theirs)
+    state = torch.get_rng_state()
+    first, again = list(batches(backend="pyg-lib")), list(batches(backend="pyg-lib"))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(same(a, b) for a, b in zip(first, again))
+    graph = karate()
+    for batch in first:
+        assert torch.equal(batch.n_id[batch.edge_index], graph.edge_index[:, batch.e_id])
 
 
 # -- training -----------------------------------------------------------------------------

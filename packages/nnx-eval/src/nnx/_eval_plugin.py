@@ -11,5 +11,10 @@ _RANKING = ("mrr", "recall", "ndcg", "map", "err", "precision", "hit_rate")
 
 
 @hookimpl
+def nnx_public_names() -> Mapping[str, str]:
+    return {"ExperimentPlan": "nnx.plans:ExperimentPlan", "FitResult": "nnx.plans:FitResult"}
+
+
+@hookimpl
 def nnx_metrics() -> Mapping[tuple[str, int], Any]:
     return {(f"ranking.{name}", 1): f"nnx.ranking.monitored:{name.upper()}" for name in _RANKING}

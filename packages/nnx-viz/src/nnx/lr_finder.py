@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from nnx.viz._common import PALETTE, require, unwrap
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    import torch
     from nnx.nn_model import NNModel
     from torch import nn
     from torch.utils.data import DataLoader
@@ -47,7 +47,7 @@ def lr_finder(
     train_loader: DataLoader,
     *,
     loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    optimizer_cls: type[torch.optim.Optimizer] | None = None,
+    optimizer_cls: type[torch.optim.Optimizer] = torch.optim.Adam,
     start_lr: float = 1e-7,
     end_lr: float = 10.0,
     num_iter: int = 100,
@@ -62,8 +62,8 @@ def lr_finder(
     an exponential moving average, ``ema_alpha`` being the weight of the newest
     value. The sweep stops when the smoothed loss exceeds the lowest one by
     more than ``(diverge_threshold - 1) * |lowest|``, or is not finite.
-    ``optimizer_cls`` is Adam by default; ``device`` is the model's own. An
-    NNModel reads its batches by its batch adapter, as in training.
+    ``device`` is the model's own by default. An NNModel reads its batches by its
+    batch adapter, as in training.
 
     Nothing of the sweep stays: weights, buffers, extra state, gradients, modes,
     the loader's generators and workers, and all random streams are as before,
@@ -75,8 +75,6 @@ def lr_finder(
     trainable parameters, or a loss that is never finite.
     """
     require("plotly.graph_objects", "nnx.lr_finder")
-    import torch
-
     _check(start_lr, end_lr, num_iter, diverge_threshold, ema_alpha)
     _check_loader(train_loader)
     net = unwrap(model)
@@ -86,7 +84,7 @@ def lr_finder(
     rates = [start_lr * (end_lr / start_lr) ** (i / (num_iter - 1)) for i in range(num_iter)]
     with _untouched(net, train_loader, device) as place:
         net.train()
-        build: Callable[..., torch.optim.Optimizer] = optimizer_cls or torch.optim.Adam
+        build: Callable[..., torch.optim.Optimizer] = optimizer_cls
         optimizer = build(trainable, lr=start_lr)
         swept = SimpleNamespace(
             net=net, device=place, batch_adapter=getattr(model, "batch_adapter", None)
@@ -187,7 +185,6 @@ def _steepest(lrs: list[float], smoothed: list[float]) -> int:
 @contextmanager
 def _untouched(net: nn.Module, loader: Any, device: torch.device | None) -> Iterator[torch.device]:
     """Yield the device of the sweep; put back all that a sweep changes."""
-    import torch
     from nnx.engine import rng
     from nnx.utils.modes import restored_modes
 
@@ -231,8 +228,6 @@ class _Saved:
         self.extra = copy.deepcopy(module.get_extra_state()) if self.has_extra else None
 
     def restore(self) -> None:
-        import torch
-
         self.module._buffers.update(self.buffers)
         with torch.no_grad():
             for tensor, value in self.tensors.items():

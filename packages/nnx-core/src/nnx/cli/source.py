@@ -74,11 +74,19 @@ class Source:
 
     def identity(self, digest: str) -> str:
         """The run's ``data_id``: file name and a digest of content, columns, split and batches."""
-        state = {**self.state(), "content": digest}
-        for key in ("path", "patience"):  # where it lies and when to stop are not the data
-            state.pop(key, None)
+        # Where it lies and when to stop are not the data.
+        return self._named(digest, leaving=("path", "patience"))
+
+    def held_out(self, digest: str) -> str:
+        """What the validation rows are called: runs on them compare, however they read them."""
+        reading = ("impute", "drop", "numeric", "categorical", "batch_size")
+        return self._named(digest, leaving=("path", "patience", *reading))
+
+    def _named(self, digest: str, *, leaving: Sequence[str]) -> str:
+        state = {k: v for k, v in self.state().items() if k not in leaving}
         name = Path(self.path).name if is_regular(self.path) else "pipe"
-        return f"{name}@{hashlib.sha256(canonical(state)).hexdigest()[:16]}"
+        digest = hashlib.sha256(canonical({**state, "content": digest})).hexdigest()
+        return f"{name}@{digest[:16]}"
 
 
 def is_regular(path: str) -> bool:

@@ -163,9 +163,12 @@ class Job:
             data = TensorDataset(inputs[chosen], targets[chosen])
             return DataLoader(data, batch_size=size, shuffle=shuffle)
 
+        validation = loader(self.split.validation, 4096, shuffle=False)
+        if validation is not None:
+            validation.data_id = self.source.held_out(self.table.digest)
         return (
             loader(self.split.train, self.source.batch_size, shuffle=True),
-            loader(self.split.validation, 4096, shuffle=False),
+            validation,
             loader(self.split.test, 4096, shuffle=False),
         )
 

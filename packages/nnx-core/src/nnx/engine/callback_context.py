@@ -136,8 +136,7 @@ class CallbackContext:
     def defer_checkpoint(self, tag: str) -> None:
         """Ask for a weights-only checkpoint ``<tag>.pt``, written once LAST has committed.
 
-        It holds the weights as they are now, whatever a later callback makes of them;
-        those of sharded training are LAST's.
+        It holds the weights as they are now, whatever a later callback makes of them.
         """
         from nnx.engine.commit import snapshot
 

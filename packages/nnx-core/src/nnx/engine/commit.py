@@ -14,7 +14,6 @@ from nnx.enums import Checkpoints
 from nnx.models import check_recorded, same_topology, state_topology
 from nnx.params import NNParams
 from nnx.store import NNCheckpoint
-from nnx.store.shards import is_sharded
 
 if TYPE_CHECKING:
     from nnx.engine.session import FitSession
@@ -155,13 +154,10 @@ def make_checkpoint(
 def snapshot(session: FitSession) -> Callable[..., NNCheckpoint]:
     """The model as it is now, a checkpoint that only lacks its record ``idp``."""
     model = session.model
-    weights = model.net.state_dict()
-    if not any(is_sharded(value) for value in weights.values()):
-        weights = copy.deepcopy(weights)
     return partial(
         NNCheckpoint,
         net_params=current_net_params(model),
-        net_state=weights,
+        net_state=copy.deepcopy(model.net.state_dict()),
         model_params=model.params,
         transforms=tuple(model.transforms),
     )

@@ -319,9 +319,28 @@ class ShardedWriter(RankWriter):
     """All processes write the sharded tensors of a point; the writer then commits it."""
 
     def commit_epoch(self, checkpoint: Any, training_state: Any, **options: Any) -> None:
+        deferred = options.pop("deferred", None) or {}
+        changed = self._changed(checkpoint, deferred)
         with self._sharded(checkpoint, training_state) as (weights, state, sharded):
-            options["deferred"] = dict.fromkeys(options.get("deferred") or (), weights)
+            options["deferred"] = {tag: weights for tag in deferred if tag not in changed}
             super().commit_epoch(weights, state, sharded=sharded, **options)
+        for tag in changed:
+            self._commit_tag(tag, deferred[tag])
+
+    def _changed(self, checkpoint: Any, deferred: Mapping[str, Any]) -> list[str]:
+        """The tags whose weights are not those of ``checkpoint`` in some process."""
+        mine = [
+            t for t, kept in deferred.items() if not _alike(kept.net_state, checkpoint.net_state)
+        ]
+        return sorted(set().union(*self._group.gather(mine))) if deferred else []
+
+    def _commit_tag(self, tag: str, checkpoint: Any) -> None:
+        with self._sharded(checkpoint, None) as (weights, _, sharded):
+            self._group.from_writer(
+                lambda: self._write("commit_tag", tag, weights, sharded=sharded)
+            )
+        if self._inner is not None:
+            self._inner.drop_shards(sharded.folder)  # the tag has its own names of the files
 
     def refresh_last(self, checkpoint: Any, training_state: Any, **options: Any) -> None:
         with self._sharded(checkpoint, training_state) as (weights, state, sharded):
@@ -361,6 +380,17 @@ class ShardedWriter(RankWriter):
             )  # fmt: skip
         digests = next(found for found in self._group.gather(storage.digests) if found)
         return shards.Shards(folder, digests)
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether this process's parts of two nets' weights are equal."""
+
+    def part(value: Any) -> Any:
+        return value.to_local() if shards.is_sharded(value) else value
+
+    return one.keys() == other.keys() and all(
+        torch.equal(part(value), part(other[name])) for name, value in one.items()
+    )
 
 
 @contextlib.contextmanager

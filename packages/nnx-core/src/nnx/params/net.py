@@ -275,8 +275,9 @@ def check_net_params(net: Nets, params: Any) -> None:
     """Raise ``ValueError`` unless ``params`` describe the network ``net``."""
     own = {key: cls for key, (_, cls) in _own_classes().items()}
     needed = own.get(net, NNParams)
-    others = tuple(cls for cls in own.values() if cls is not needed and issubclass(cls, needed))
-    if not isinstance(params, needed) or isinstance(params, others):
+    if type(params) is not needed:
+        why = " (a subclass is not: a run would load without what it adds)"
         raise ValueError(
             f"Nets.{net.name} is built from {needed.__name__}, not {check.show(params)}"
+            + why * isinstance(params, needed)
         )

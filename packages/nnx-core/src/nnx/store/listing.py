@@ -88,7 +88,7 @@ def _refuse_unfinished(folder: str, prefix: str) -> None:
             )
 
 
-def about(config: Mapping[str, Any]) -> dict[str, Any]:
+def about(config: Mapping[str, Any], *, val_loader: Any = None) -> dict[str, Any]:
     """What a row says of a run's configuration; manifests repeat it."""
     net = (config.get("model") or {}).get("net")
     if isinstance(net, Mapping):
@@ -98,7 +98,7 @@ def about(config: Mapping[str, Any]) -> dict[str, Any]:
         "model": str(net),
         "planned": next((n for n in planned if isinstance(n, int)), None),
         "salt": config.get("salt"),
-        "grounds": standing.grounds(config),
+        "grounds": standing.grounds(config, val_loader=val_loader),
     }
 
 

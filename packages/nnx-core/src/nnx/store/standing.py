@@ -65,16 +65,22 @@ def shown(record: NNIterationDataPoint) -> float:
     return score(record)
 
 
-def grounds(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's configuration says of its task, its data and its monitor."""
+def grounds(config: Mapping[str, Any], *, val_loader: Any = None) -> dict[str, Any]:
+    """What a run's configuration says of its task, its data and its monitor.
+
+    ``val_loader`` may have a ``data_id`` of its own: what names the rows it validates
+    on, and nothing else of the training that the run's ``data_id`` tells apart.
+    """
     parts = [config.get(part) or {} for part in ("trainer", "train")]
     monitor = next((p["monitor"] for p in parts if p.get("monitor")), None)
-    return {
+    found = {
         "task": _task(config),
         "loss": str((config.get("model") or {}).get("loss")),
         "data": next((p["data_id"] for p in parts if p.get("data_id")), None),
         "monitor": None if monitor is None else _monitor(monitor, parts),
     }
+    validation = getattr(val_loader, "data_id", None)
+    return found if validation is None else {**found, "validation": str(validation)}
 
 
 def of_record(
@@ -82,12 +88,14 @@ def of_record(
 ) -> Standing | None:
     """The standing of an epoch under the :func:`grounds` of its run; ``None`` without a value."""
     idp = _point(record)
-    task, data = known["task"], known["data"]
+    task, data, validation = known["task"], known["data"], known.get("validation")
     if known["monitor"] is not None:
         selection = idp.selection
         if selection is None or selection.value is None or not math.isfinite(selection.value):
             return None
         value = -selection.value if selection.monitor.mode == "max" else selection.value
+        if selection.monitor.split == "val":
+            data = validation or data
         return Standing(value=value, rank=1, task=task, data=data, metric=known["monitor"])
     signal = control_signal(idp)
     if signal.value is None or signal.source is None or signal.diverged:
@@ -95,6 +103,8 @@ def of_record(
     split, _, name = signal.source.partition("_edp.")
     metric = f"{split}.{name}" + (f" ({known['loss']})" if name == "loss" else "")
     rank = 0 if split == "val" else 2
+    if split == "val":
+        data = validation or data
     return Standing(value=signal.value, rank=rank, task=task, data=data, metric=metric)
 
 

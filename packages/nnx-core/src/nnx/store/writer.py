@@ -122,9 +122,9 @@ class RunWriter:
             from nnx.history.journal import JournalWriter
 
             self._history = JournalWriter(paths.history, journal)
-        self._about = listing.about(run.state())
+        self._about = listing.about(run.state(), val_loader=run.train.val_loader)
         if best is not None:
-            self._about["grounds"] = dict(best.grounds)
+            self._about["grounds"] |= best.grounds  # with the data that the source names
         self._generations: dict[str, Current] = {}
         self._step_written = False
         self._begun = False
@@ -284,6 +284,14 @@ class RunWriter:
         if found is None or not files.names_shards(found, folder):
             shards.remove(folder)
 
+    def commit_tag(
+        self, stem: str, checkpoint: NNCheckpoint, *, sharded: Shards | None = None
+    ) -> None:
+        """Write weights that a callback asked for; the epoch that they are of is committed."""
+        tag = tag_name(stem)
+        with self._point(checkpoint, None, [tag], sharded=sharded) as commit:
+            commit.publish(tag)
+
     def commit_step(self, checkpoint: NNCheckpoint, training_state: Mapping[str, Any]) -> None:
         """Write the point inside the running epoch; it replaces the one before.
 
@@ -376,9 +384,7 @@ class RunWriter:
             known = self._about["grounds"]
             election.bettered(self.paths, standing.of_record(self._best, known))
         for stem, checkpoint in deferred.items():
-            tag = tag_name(stem)
-            with self._point(checkpoint, None, [tag], sharded=sharded) as commit:
-                commit.publish(tag)
+            self.commit_tag(stem, checkpoint, sharded=sharded)
         if self._step_written:
             self._drop_step()
 

@@ -41,8 +41,14 @@ class _Flock:
 
     def __init__(self, path: str, timeout: float, *, shared: bool = False) -> None:
         self._shared = shared
-        self._descriptor = fs.disk.open_lock(path)
         give_up = time.monotonic() + timeout
+        self._wait(path, timeout, give_up)
+        while not self._is_at(path):  # its folder was replaced meanwhile: it guards another one
+            self.release()
+            self._wait(path, timeout, give_up)
+
+    def _wait(self, path: str, timeout: float, give_up: float) -> None:
+        self._descriptor = fs.disk.open_lock(path)
         try:
             while not self._try():
                 if timeout >= 0 and give_up <= time.monotonic():
@@ -51,6 +57,12 @@ class _Flock:
         except BaseException:
             self.release()
             raise
+
+    def _is_at(self, path: str) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(path))
+        except FileNotFoundError:
+            return False
 
     def _try(self) -> bool:
         try:
@@ -88,7 +100,8 @@ class _Filelock:
 
 
 _held: dict[tuple[str, int], int] = {}  # (path, thread) -> depth
-_files: dict[str, Any] = {}  # path -> the lock that is held
+# The locks that are held. A path may have two, where its folder was replaced under the first.
+_files: dict[tuple[str, int], Any] = {}
 _guard = threading.Lock()
 
 
@@ -124,7 +137,7 @@ def locked(
             return
         with _guard:
             _held[key] = 1
-            _files[key[0]] = lock
+            _files[key] = lock
     try:
         yield
     finally:
@@ -132,7 +145,7 @@ def locked(
             _held[key] -= 1
             if _held[key] == 0:
                 del _held[key]
-                _files.pop(key[0]).release()
+                _files.pop(key).release()
 
 
 def _acquire(
@@ -168,8 +181,9 @@ def held_here(path: str | os.PathLike[str]) -> bool:
 def is_held(path: str | os.PathLike[str]) -> bool:
     """Whether anybody holds the lock now; leaves no file behind."""
     where = os.path.abspath(path)
-    if where in _files:
-        return True
+    with _guard:
+        if any(path == where for path, _ in _files):
+            return True
     if not os.path.exists(where):
         return False
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,11 +82,18 @@ class GraphSource:
 
     def identity(self, graph: CsvGraph) -> str:
         """The run's ``data_id``: file names and a digest of contents, columns and split."""
-        state = {**self.state(), "content": graph.content}
-        for name in ("nodes", "edges", "patience"):  # where it lies and when to stop
-            del state[name]
+        return self._named(graph, leaving=("nodes", "edges", "patience"))
+
+    def held_out(self, graph: CsvGraph) -> str:
+        """What is validated on: runs on it compare, however they read the graph."""
+        reading = ("impute", "drop", "numeric", "categorical", "neighbours", "batch_size")
+        return self._named(graph, leaving=("nodes", "edges", "patience", *reading))
+
+    def _named(self, graph: CsvGraph, *, leaving: Sequence[str]) -> str:
+        state = {k: v for k, v in self.state().items() if k not in leaving}
         names = f"{Path(self.nodes).name}+{Path(self.edges).name}"
-        return f"{names}@{hashlib.sha256(canonical(state)).hexdigest()[:16]}"
+        digest = hashlib.sha256(canonical({**state, "content": graph.content})).hexdigest()
+        return f"{names}@{digest[:16]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,10 @@ FILE = "graph.json"
 _NO_TARGET = "\0"  # a column that no file has: link runs prepare features and predict none
 
 
+class _Batches(list[Any]):
+    """Batches that can say what they are of (``data_id``)."""
+
+
 class _KeepGraph(Callback):
     """Writes ``graph.json`` into the run before its first epoch is committed."""
 
@@ -149,7 +153,7 @@ class GraphJob:
             masks[split] = torch.zeros(len(data.x), dtype=torch.bool)
             masks[split][list(rows)] = True
         full: dict[str, Any] = {
-            s: [seeds_first(data, m)] if bool(m.any()) else None for s, m in masks.items()
+            s: _Batches([seeds_first(data, m)]) if bool(m.any()) else None for s, m in masks.items()
         }
         if source.fanouts is not None:
             full["train"] = NeighborBatches(
@@ -163,6 +167,8 @@ class GraphJob:
     ) -> str:  # fmt: skip
         """Train, test, and say where everything is; the run's id."""
         loaders = self.loaders(params.seed or 0)
+        if loaders["validation"] is not None:
+            loaders["validation"].data_id = self.source.held_out(self.graph)
         params = dataclasses.replace(
             params, train_loader=loaders["train"], val_loader=loaders["validation"],
             data_id=self.source.identity(self.graph), overwrite_existing=overwrite,

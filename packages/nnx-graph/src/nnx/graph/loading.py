@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from nnx.distributed.partition import RankPartition, ShardedLoader
 from nnx.distributed.process import rank_and_world
-from nnx.graph.sampling import NeighborSampler, Neighbourhood, data_of
+from nnx.graph.sampling import NeighborSampler, Neighbourhood, PygSampler, data_of
 from nnx.utils import validation as check
 from torch.utils.data import DataLoader, Dataset, Sampler
+
+_BACKENDS: dict[str, Any] = {"nnx": NeighborSampler, "pyg-lib": PygSampler}
 
 
 class NeighborBatches(ShardedLoader):
@@ -28,7 +30,8 @@ class NeighborBatches(ShardedLoader):
     ``set_epoch``; in a loop of your own, every pass is the next epoch. Without
     ``shuffle`` every pass is the same.
 
-    Under a process group each rank reads its share of the seeds.
+    Under a process group each rank reads its share of the seeds. ``backend="pyg-lib"``
+    samples by pyg-lib, where it is installed.
     """
 
     def __init__(
@@ -44,13 +47,15 @@ class NeighborBatches(ShardedLoader):
         seed: int = 0,
         num_workers: int = 0,
         policy: str = "pad",
+        backend: str = "nnx",
     ) -> None:
         owner = type(self).__name__
         count = int(data.num_nodes)
         self.nodes = seed_nodes(nodes, count, owner)
         self.batch_size = check.count(owner, "batch_size", batch_size)
         workers = check.count(owner, "num_workers", num_workers, at_least=0)
-        self.sampler = NeighborSampler(
+        made = _BACKENDS[check.choice(owner, "backend", backend, _BACKENDS)]
+        self.sampler = made(
             data.edge_index, count, fanouts, replace=replace, subgraph=subgraph, seed=seed
         )
         self.data = data
@@ -145,7 +150,7 @@ class _BatchesOf(Sampler[Any]):
 class _Samples(Dataset[Any]):
     """The seeds; a batch of them is sampled where it is read."""
 
-    def __init__(self, nodes: np.ndarray, sampler: NeighborSampler) -> None:
+    def __init__(self, nodes: np.ndarray, sampler: NeighborSampler | PygSampler) -> None:
         self.nodes, self.sampler = nodes, sampler
 
     def __getitem__(self, request: Any) -> tuple[np.ndarray, Neighbourhood]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from nnx.graph.edges import by_target, checked_edges
+from nnx.seeding import isolated_rng
 from nnx.utils import validation as check
 from nnx.utils.draws import mixed, uniforms
 
@@ -168,6 +169,54 @@ class NeighborSampler:
             target = np.repeat(np.arange(len(nodes)), counts)[inside]
             source, edges = source[inside], self._edge[positions][inside]
         return Neighbourhood(nodes, np.stack([source, target]), edges, nodes_per_hop, edges_per_hop)
+
+
+class PygSampler:
+    """The same by pyg-lib, for those who have it: what is drawn depends on the batch too.
+
+    Draws are a function of ``seed``, the epoch and the batch's first seed; the global
+    random streams do not move. Raises ``ImportError`` where pyg-lib is not installed.
+    """
+
+    def __init__(
+        self,
+        edge_index: Any,
+        num_nodes: int,
+        fanouts: Sequence[int],
+        *,
+        replace: bool = False,
+        subgraph: str = "directional",
+        seed: int = 0,
+    ) -> None:
+        from torch_geometric import sampler, typing
+        from torch_geometric.data import Data
+
+        if not typing.WITH_PYG_LIB:
+            raise ImportError(
+                'backend="pyg-lib" needs pyg-lib, which is not installed (https://pyg.org says '
+                'how, for your torch); backend="nnx" needs nothing'
+            )
+        self.fanouts = checked_fanouts("PygSampler", "fanouts", fanouts)
+        self.replace, self.subgraph, self.seed = replace, subgraph, seed
+        edges = checked_edges(edge_index, num_nodes, owner="PygSampler")
+        self._theirs = sampler.NeighborSampler(
+            Data(edge_index=edges, num_nodes=num_nodes), num_neighbors=list(self.fanouts),
+            replace=replace, subgraph_type=subgraph,
+        )  # fmt: skip
+
+    def sample(self, seeds: Any, epoch: int = 0) -> Neighbourhood:
+        """The neighbourhood of ``seeds``, distinct node ids, for ``epoch``."""
+        from torch_geometric.sampler import NodeSamplerInput
+
+        nodes = torch.as_tensor(seeds)
+        with isolated_rng(mixed(self.seed, epoch, int(nodes[0])) % (1 << 32)):
+            out = self._theirs.sample_from_nodes(NodeSamplerInput(input_id=None, node=nodes))
+        order = self._theirs.edge_permutation
+        edge_ids = out.edge if order is None else order[out.edge]
+        return Neighbourhood(
+            out.node.numpy(), torch.stack([out.row, out.col]).numpy(), edge_ids.numpy(),
+            tuple(out.num_sampled_nodes), tuple(out.num_sampled_edges),
+        )  # fmt: skip
 
 
 def checked_fanouts(owner: str, field: str, fanouts: Any) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ class RoPE(nn.Module):
 
     def best(self, positions: torch.Tensor | slice) -> Rotary:
         """:meth:`turns`, or :meth:`at` where complex numbers are not supported or compiled."""
-        recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
         known = self.cos.device.type in ("cpu", "cuda")
         return self.turns(positions) if known and not recorded else self.at(positions)
 

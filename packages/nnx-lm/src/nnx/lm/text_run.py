@@ -182,6 +182,11 @@ def _fit(
     packed = PackedTokens(tokens, settings.context, separate=settings.separate)
     train, held_out = packed.split(settings.validation)
     loader = PackedLoader(train, settings.batch_size, seed=settings.seed, workers=1)
+    validation: Any = PackedLoader(held_out, settings.batch_size, validation=True)
+    separate = "" if settings.separate else ":runs on"
+    # Runs are compared on the same windows, however many a batch holds.
+    windows = f"windows {held_out.first} to {held_out.last}"
+    validation.data_id = f"{tokens.digest}:{settings.context}{separate}, {windows}"
     updates = len(loader)
     epochs = settings.epochs or max(1, round(_UPDATES / updates))
     task = CausalLMTask(
@@ -198,11 +203,10 @@ def _fit(
         n_epochs=epochs,
         seed=settings.seed,
         train_loader=loader,
-        val_loader=PackedLoader(held_out, settings.batch_size, validation=True),
+        val_loader=validation,
         optim=optimizer.grad_clip(1.0).build(),
         scheduler=schedule.clock("optimizer_update").build(),
-        data_id=f"{tokens.digest}:{settings.context}x{settings.batch_size}"
-        + ":runs on" * (not settings.separate),
+        data_id=f"{tokens.digest}:{settings.context}x{settings.batch_size}{separate}",
         checkpoint_every=_POINT_EVERY,
         **options,
     )
