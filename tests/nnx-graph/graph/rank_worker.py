@@ -6,8 +6,6 @@ import os
 import sys
 
 import torch
-from torch_geometric.datasets import KarateClub
-
 from nnx import (
     Activations,
     Losses,
@@ -21,6 +19,7 @@ from nnx import (
 )
 from nnx.distributed import DDP, init_process_group, shutdown
 from nnx.graph import NeighborBatches
+from torch_geometric.datasets import KarateClub
 
 os.environ["NNX_TQDM_DISABLE"] = "1"
 together = "RANK" in os.environ

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -358,6 +359,7 @@ def test_a_batch_that_is_not_the_split_s_is_refused_before_any_update(batch, mes
     with pytest.raises(LinkTaskError):
         train(net, links, loader=[batch])
     assert all(torch.equal(before[k], v) for k, v in net.net.state_dict().items())
+    assert not list(Path().glob("runs/*/run.yaml"))
 
 
 def test_a_topology_that_is_written_to_after_a_check_is_checked_again():

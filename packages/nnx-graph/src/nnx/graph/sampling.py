@@ -39,7 +39,8 @@ class NeighborSampler:
     uniformly: without replacement (all of them where there are fewer), or with, where
     ``replace``. ``-1`` takes all. What is drawn for a node is a function of ``seed``,
     the epoch and the node: not of the other seeds of the batch, the order of batches,
-    the worker or the rank. A smaller fan-out's draw is part of no larger one's.
+    the worker or the rank. Two fan-outs draw differently: the smaller draw need not be part
+    of the larger.
 
     ``subgraph`` says which edges a neighbourhood has: the drawn ones
     (``"directional"``), these and their reverses (``"bidirectional"``), or all between

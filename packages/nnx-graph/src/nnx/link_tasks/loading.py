@@ -26,7 +26,7 @@ def fixed_candidates(split: LinkSplit, name: str) -> Candidates:
     """The positives of a split and its fixed negatives, in the order of their ids."""
     positive = split.arrays[name]
     negative = split.arrays.get(f"{name}_negatives", np.empty((0, 2), dtype=np.int64))
-    ids = np.array([*split._ids(name), *split._ids(f"{name}_negatives")], dtype=np.int64)
+    ids = np.array([*split.ids_of(name), *split.ids_of(f"{name}_negatives")], dtype=np.int64)
     if split.categories is None:
         targets = np.repeat([1, 0], [len(positive), len(negative)])
     else:

@@ -89,11 +89,11 @@ class LinkSplit:
 
     def positives(self, name: str) -> tuple[Edge, ...]:
         """The edges of a split."""
-        return getattr(self, _split_name(name))
+        return getattr(self, split_name(name))
 
     def negatives(self, name: str) -> tuple[Edge, ...]:
         """The fixed negatives of a split; training has none, they are drawn each epoch."""
-        return getattr(self, f"{name}_negatives") if _split_name(name) in HELD_OUT else ()
+        return getattr(self, f"{name}_negatives") if split_name(name) in HELD_OUT else ()
 
     def candidate_ids(self, name: str) -> dict[Edge, int]:
         """The id of each positive, then of each fixed negative, of a split.
@@ -101,8 +101,8 @@ class LinkSplit:
         Ids number the positives of train, val and test, then the negatives of val and
         test, in order, so that an id names one pair over all splits.
         """
-        numbered = zip(self.positives(name), self._ids(name))
-        negatives = zip(self.negatives(name), self._ids(f"{name}_negatives"))
+        numbered = zip(self.positives(name), self.ids_of(name))
+        negatives = zip(self.negatives(name), self.ids_of(f"{name}_negatives"))
         return dict([*numbered, *negatives])
 
     def labels(self) -> dict[Edge, int]:
@@ -204,7 +204,7 @@ class LinkSplit:
         """The edges and negatives of each split as ``(m, 2)`` arrays."""
         return {name: as_array(getattr(self, name)) for name in _EDGES}
 
-    def _ids(self, part: str) -> range:
+    def ids_of(self, part: str) -> range:
         """The ids of a part of the split."""
         start = 0
         for name in _EDGES:
@@ -430,7 +430,7 @@ def _edge(edge: Any, name: str = "edge_labels") -> Edge:
         raise LinkTaskError(f"LinkSplit.{name}: an edge is two node ids, not {edge!r}") from None
 
 
-def _split_name(name: str) -> str:
+def split_name(name: str) -> str:
     if name not in SPLITS:
         raise LinkTaskError(f"a split is one of {', '.join(SPLITS)}, not {name!r}")
     return name

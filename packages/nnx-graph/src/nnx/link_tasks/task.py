@@ -15,7 +15,7 @@ from nnx.link_tasks.baselines import common_neighbours
 from nnx.link_tasks.checks import BatchCheck
 from nnx.link_tasks.loading import LinkLoader
 from nnx.link_tasks.metrics import MetricValue, link_metrics, link_ranking
-from nnx.link_tasks.split import LinkSplit, LinkTaskError, _split_name
+from nnx.link_tasks.split import LinkSplit, LinkTaskError, split_name
 from nnx.objectives import LossTerm, Objective, ObjectiveContext, ObjectiveResult
 from nnx.params import MetricSpec
 from nnx.prediction.batches import inference_context
@@ -125,7 +125,7 @@ class LinkTask:
         ``x`` are the features ``(num_nodes, F)``. ``seed`` is that of the training
         negatives and order; the split's own by default (0 for one made by hand).
         """
-        _split_name(name)
+        split_name(name)
         nodes = self.split.num_nodes
         if not isinstance(x, torch.Tensor) or x.ndim != 2 or len(x) != nodes:
             shape = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
