@@ -471,7 +471,7 @@ def test_every_named_part_is_checked_before_anything_is_touched(kit, change, mat
 
 def test_the_legacy_precision_flag_is_not_applied_by_a_trainer(kit, monkeypatch):
     """On a device that would reduce it (stood in for here) an objective says so."""
-    from nnx.engine import plan
+    from nnx.engine import optimizer_set
     from nnx.precision import ResolvedPrecision
 
     def resolve(params, device):
@@ -479,7 +479,7 @@ def test_the_legacy_precision_flag_is_not_applied_by_a_trainer(kit, monkeypatch)
             return ResolvedPrecision("fp16", "fp16", "cuda", source="mixed_precision")
         return ResolvedPrecision("fp32", "fp32", "cpu")
 
-    monkeypatch.setattr(plan, "resolve_precision", resolve)
+    monkeypatch.setattr(optimizer_set, "resolve_precision", resolve)
     params = NNTrainerParams(n_epochs=1, train_loader=kit.loader(), optims=halves(kit))
     with pytest.warns(RuntimeWarning, match="does not apply the legacy mixed_precision flag"):
         run = Trainer(kit.model(mixed_precision=True)).train(

@@ -44,6 +44,7 @@ __all__ = [
     "check_topology",
     "check_wrapped_weights",
     "describe_borrowed",
+    "described_params",
     "module_topology",
     "register_model_factory",
     "registered_model_factories",
@@ -177,17 +178,24 @@ def same_topology(
     )
 
 
-def describe_borrowed(model: Model) -> None:
-    """Describe a borrowed module anew when its tensors changed since (adapters were put in).
+def described_params(model: Model) -> NNModelParams:
+    """``model.params``, with a borrowed module described as it is now.
 
-    A run, its id and its checkpoints then name the module that loads them.
+    Its tensors may have changed since (adapters were put in). A run, its id and its
+    checkpoints then name the module that loads them.
     """
-    if not isinstance(model.params.net, RuntimeModule):
-        return
-    now = state_topology(model.net)
-    if not same_topology(model.recorded_topology, now):
-        model.params = dataclasses.replace(model.params, net=RuntimeModule.of(model.net))
-        model.recorded_topology = now
+    if isinstance(model.params.net, RuntimeModule) and not same_topology(
+        model.recorded_topology, state_topology(model.net)
+    ):
+        return dataclasses.replace(model.params, net=RuntimeModule.of(model.net))
+    return model.params
+
+
+def describe_borrowed(model: Model) -> None:
+    """Give a model its :func:`described_params`."""
+    params = described_params(model)
+    if params is not model.params:
+        model.params, model.recorded_topology = params, state_topology(model.net)
 
 
 def check_recorded(model: Model) -> None:

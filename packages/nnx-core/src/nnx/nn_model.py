@@ -11,6 +11,7 @@ import torch
 
 from nnx.engine.contexts import EvalStepContext, EvalStepFn, TrainStepContext, TrainStepFn
 from nnx.engine.fit import fit
+from nnx.engine.owner import UpdateOwner
 from nnx.engine.request import FitRequest
 from nnx.engine.step import default_train_step
 from nnx.enums import Devices, Nets
@@ -159,8 +160,8 @@ class NNModel:
         """
         return fit(
             FitRequest(
-                model=self, params=params, callbacks=callbacks, step_fn=train_step_fn,
-                eval_step_fn=eval_step_fn, objective=objective, salt=salt,
+                model=self, params=params, owner=UpdateOwner.of(train_step_fn, objective),
+                callbacks=callbacks, eval_step_fn=eval_step_fn, salt=salt,
                 components=components, provenance=provenance, history=history,
                 compile=compile, distributed=distributed,
             )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from nnx.engine.contexts import TrainerStepContext, TrainerStepFn
 from nnx.engine.fit import fit
+from nnx.engine.optimizer_set import NamedOptimizers
+from nnx.engine.owner import OwnerKind, UpdateOwner
 from nnx.engine.request import FitRequest
 from nnx.params import NNTrainerParams, NNTrainerParamsBuilder
 
@@ -56,10 +58,11 @@ class Trainer:
         ``objective`` the update engine steps all of them, once per window. There is no
         default step. Raises as ``NNModel.train`` does.
         """
+        owner = UpdateOwner.of(trainer_step_fn, objective, step=OwnerKind.TRAINER_STEP)
         return fit(
             FitRequest(
-                model=self.model, trainer=self, params=params, step_fn=trainer_step_fn,
-                callbacks=callbacks, salt=salt, components=components, objective=objective,
-                provenance=provenance, history=history,
+                model=self.model, params=params, owner=owner, optimizers=NamedOptimizers(self),
+                callbacks=callbacks, salt=salt, components=components, provenance=provenance,
+                history=history,
             )
         )  # fmt: skip

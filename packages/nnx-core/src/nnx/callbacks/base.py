@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nnx.engine.callback_context import CallbackContext as _CallbackContext
+    from nnx.callbacks.context import CallbackContext as _CallbackContext
     from nnx.objectives import UpdateEvent
     from nnx.params import NNCheckpointTransform
 
@@ -78,6 +78,12 @@ def as_callback(callback: Any) -> Callback:
             f"{type(callback).__name__}"
         )
     return FunctionCallback(callback)
+
+
+def overrides(callback: Any, hook: str) -> bool:
+    """Whether ``callback`` does anything in ``hook``."""
+    own = getattr(callback, hook)
+    return getattr(own, "__func__", own) is not getattr(Callback, hook)
 
 
 def history_access_of(callback: Any) -> str:

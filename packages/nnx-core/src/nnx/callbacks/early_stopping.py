@@ -14,7 +14,7 @@ from nnx.utils import validation as check
 from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
-    from nnx.engine.callback_context import CallbackContext as _CallbackContext
+    from nnx.callbacks.context import CallbackContext as _CallbackContext
     from nnx.records import NNIterationDataPoint
 
 FIELDS = ("val_edp.error", "val_edp.loss", "train_edp.error", "train_edp.loss")

@@ -9,7 +9,7 @@ from nnx.callbacks.base import Callback
 from nnx.plugins.siblings import install_line
 
 if TYPE_CHECKING:
-    from nnx.engine.callback_context import CallbackContext as _CallbackContext
+    from nnx.callbacks.context import CallbackContext as _CallbackContext
     from nnx.records import NNEvaluationDataPoint
 
 _FIELDS = ("loss", "error", "accuracy", "f1", "recall", "precision")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nnx.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from nnx.engine.callback_context import CallbackContext as _CallbackContext
+    from nnx.callbacks.context import CallbackContext as _CallbackContext
 
 
 class LRMonitor(Callback):

@@ -9,7 +9,7 @@ from nnx.callbacks.base import Callback
 from nnx.utils import validation as check
 
 if TYPE_CHECKING:
-    from nnx.engine.callback_context import CallbackContext as _CallbackContext
+    from nnx.callbacks.context import CallbackContext as _CallbackContext
 
 
 class ModelCheckpoint(Callback):

@@ -11,26 +11,26 @@ from torch.nn.parameter import is_lazy
 from nnx.callbacks import as_callback, history_access_of
 from nnx.engine.batches import loader_length
 from nnx.engine.gradients import nonfinite_names
+from nnx.engine.owner import OwnerKind
 from nnx.engine.topology import unowned_parameters
 from nnx.finetune.param_groups import check_patterns
 from nnx.models import check_topology, check_wrapped_weights, state_topology
 from nnx.monitors import check_metrics
-from nnx.objectives import check_step_precision, check_update_owner
-from nnx.params import MonitorSpec, NNTrainerParams, NNTrainParams, RuntimeModule
+from nnx.objectives import check_step_precision
+from nnx.params import MonitorSpec, RuntimeModule
 from nnx.utils import validation as check
 from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
     from nnx.engine.session import FitSession
+    from nnx.models import Model
     from nnx.precision import ResolvedPrecision
 
 
 def check_arguments(request: FitRequest) -> None:
-    """The kinds of the arguments and who owns the update."""
-    trainer = request.trainer is not None
-    kind = NNTrainerParams if trainer else NNTrainParams
-    params = request.params
+    """The kinds and the values of the arguments."""
+    params, kind = request.params, request.optimizers.params_type
     if not isinstance(params, kind):
         given = "None" if params is None else type(params).__name__
         raise check.WrongTypeError(f"params must be an {kind.__name__}, not {given}")
@@ -44,18 +44,8 @@ def check_arguments(request: FitRequest) -> None:
         raise ValueError(
             "params.val_loader is empty: it has no batch to evaluate; pass None to train without"
         )
-    check_update_owner(
-        objective=request.objective, step_fn=request.step_fn, step_name=request.step_name
-    )
-    for name in (request.step_name, "eval_step_fn"):
-        value = request.step_fn if name == request.step_name else request.eval_step_fn
-        if value is not None and not callable(value):
-            raise TypeError(f"{name} must be callable, not {type(value).__name__}")
-    if trainer and request.step_fn is None and request.objective is None:
-        raise ValueError(
-            "Trainer.train has no default step: pass a trainer_step_fn, which steps each named "
-            "optimizer itself, or an objective for the update engine"
-        )
+    if request.eval_step_fn is not None and not callable(request.eval_step_fn):
+        raise TypeError(f"eval_step_fn must be callable, not {type(request.eval_step_fn).__name__}")
     if request.salt is not None:
         check.salt("train()", "salt", request.salt)
 
@@ -106,7 +96,7 @@ def check_model(request: FitRequest) -> None:
         )
     if model.transforms:
         check_topology(model)
-    elif request.step_fn is None:
+    elif request.owner.step_fn is None:
         check_reconstructible(model)
     check_wrapped_weights(model)
 
@@ -116,7 +106,7 @@ def _check_metrics(request: FitRequest) -> None:
     from nnx.streaming.evaluation import is_streaming
 
     params, evaluator = request.params, request.eval_step_fn
-    default = request.trainer is None and request.step_fn is None and request.objective is None
+    default = request.owner.is_default
     check_metrics(
         request.model,
         params.metrics,
@@ -145,15 +135,14 @@ def _check_monitor(request: FitRequest, spec: MonitorSpec) -> None:
             f"monitor {spec.key} watches the validation split, but params.val_loader is None"
         )
     declared = spec.metric not in ("loss", "error")
-    default = request.trainer is None and request.step_fn is None and request.objective is None
-    if spec.split == "train" and declared and not default:
+    if spec.split == "train" and declared and not request.owner.is_default:
         raise ValueError(
             f"monitor {spec.key} watches a declared metric on the training split, which only the "
             "default training step records; watch 'loss' or 'error', or the validation split"
         )
 
 
-def check_reconstructible(model: Any) -> None:
+def check_reconstructible(model: Model) -> None:
     """Refuse low-rank factors in place of a layer of a model without a recipe."""
     if isinstance(model.params.net, RuntimeModule):
         return
@@ -172,74 +161,37 @@ def check_reconstructible(model: Any) -> None:
 
 
 def check_precision(request: FitRequest, precision: ResolvedPrecision) -> None:
-    """Steps that train in full precision only, and the Trainer's rules."""
-    if request.step_fn is not None:
-        check_step_precision(request.step_fn, precision)
-    if request.trainer is not None and request.step_fn is not None and precision.reduced:
+    """Steps that train in full precision only."""
+    if request.owner.step_fn is not None:
+        check_step_precision(request.owner.step_fn, precision)
+    if request.owner.kind is OwnerKind.TRAINER_STEP and precision.reduced:
         raise ValueError(
             f"a trainer_step_fn owns its updates in full precision, but this model's precision "
             f"resolves to {precision.effective}; pass objective=, or PrecisionPolicy('fp32')"
         )
 
 
-def check_trainer_optimizers(request: FitRequest) -> None:
-    """What the Trainer cannot do for a step function, and cannot share in an objective run."""
-    params = request.params
-    for name, optim in params.optims.items():
-        if len(params.optims) > 1 and optim.param_groups is None:
-            raise ValueError(
-                f"optims[{name!r}] has no param_groups, so it would own every parameter, those of "
-                f"the other optimizers too, and each would be stepped twice. Say what it owns: "
-                'param_groups=[NNParamGroupSpec(name_pattern="...")]'
-            )
-    if request.step_fn is not None:
-        for name, optim in params.optims.items():
-            for field, neutral in (("grad_clip_norm", None), ("accumulate_grad_batches", 1)):
-                if getattr(optim, field) != neutral:
-                    raise ValueError(
-                        f"optims[{name!r}].{field}={getattr(optim, field)}: a trainer_step_fn owns "
-                        "its updates, so the Trainer cannot apply it. Do it inside the step "
-                        "function, or pass objective="
-                    )
-        return
-    sizes = {name: optim.accumulate_grad_batches for name, optim in params.optims.items()}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(
-            f"an objective run has one update window, but optims disagree on "
-            f"accumulate_grad_batches: {sizes}"
-        )
-    if not params.auto_step_schedulers:
-        raise ValueError(
-            "auto_step_schedulers=False leaves the schedulers to a trainer_step_fn, and an "
-            "objective run has none"
-        )
-
-
 def check_trainable(request: FitRequest, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
     """Some parameter of each optimizer must require gradients when NNx or a Trainer steps it."""
-    if request.objective is not None or (request.trainer is None and request.step_fn is not None):
+    if request.owner.kind in (OwnerKind.OBJECTIVE, OwnerKind.STEP_FUNCTION):
         return  # an objective says so itself; a train_step_fn may train something else
     for name, optimizer in optimizers.items():
         owned = [p for group in optimizer.param_groups for p in group["params"]]
         if not any(parameter.requires_grad for parameter in owned):
-            whose = "the model" if request.trainer is None else f"the optimizer {name!r}"
             raise ValueError(
-                f"all parameters of {whose} are frozen (requires_grad=False), so nothing would "
-                "train. Unfreeze what is to train: nnx.finetune.unfreeze(model.net, pattern)"
+                f"all parameters of {request.optimizers.subject(name)} are frozen "
+                "(requires_grad=False), so nothing would train. Unfreeze what is to train: "
+                "nnx.finetune.unfreeze(model.net, pattern)"
             )
 
 
-def check_optim_params(params: Sequence[Any]) -> None:
-    """Each optimizer's own validity."""
-    for optim in params:
+def check_optims(request: FitRequest, optims: Mapping[str, Any]) -> None:
+    """Each optimizer's own validity, and that its patterns name parameters of the net."""
+    for optim in optims.values():
         if not optim.is_valid():
             raise ValueError(f"params.optim is not valid: {optim}")
-
-
-def check_param_groups(request: FitRequest, optim_params: Mapping[str, Any]) -> None:
-    """Every pattern of the parameter groups must name a parameter of the net."""
-    for name, optim in optim_params.items():
-        owner = "params.optim" if request.trainer is None else f"optims[{name!r}]"
+    for name, optim in optims.items():
+        owner = request.optimizers.field(name)
         check_patterns(request.model.net, optim.param_groups or (), owner=owner)
 
 
@@ -262,7 +214,7 @@ def check_weights(session: FitSession) -> None:
     named = session.model.net.named_parameters()
     trained = {n: p for n, p in named if p.requires_grad and not is_lazy(p)}
     names = nonfinite_names(trained)
-    if not session.plan.ranks.any(bool(names)):
+    if not session.ranks.any(bool(names)):
         return
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" * (len(names) > 3))
     committed = session.committed

@@ -13,6 +13,7 @@ from nnx.params import CompileSpec
 if TYPE_CHECKING:
     from nnx.compilation.forward import CompiledForward
     from nnx.engine.request import FitRequest
+    from nnx.models import Model
     from nnx.precision import ResolvedPrecision
 
 GRAPH_NETS = (Nets.GRAPH_CONV, Nets.GRAPH_SAGE, Nets.GRAPH_ATT)
@@ -34,8 +35,8 @@ def check_compile(
         obstacle = "it needs a built-in net"
     elif net in GRAPH_NETS:
         obstacle = f"graph nets ({net}) are not covered"
-    elif request.step_fn is not None or request.objective is not None:
-        given = request.step_name if request.objective is None else "objective"
+    elif not request.owner.is_default:
+        given = request.owner.kind.value
         obstacle = f"it compiles the default step's forward, and {given} is another step"
     elif precision.reduced:
         obstacle = f"it needs full precision, and this run resolves to {precision.effective}"
@@ -59,7 +60,7 @@ def compiled_forward(request: FitRequest) -> CompiledForward | None:
 
 
 @contextmanager
-def compiling(model: Any, forward: CompiledForward | None) -> Iterator[None]:
+def compiling(model: Model, forward: CompiledForward | None) -> Iterator[None]:
     """Run the model's forwards through ``forward``; afterwards as before, always.
 
     Before is eager, unless a callback of a compiled fit trains the same model.

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nnx.monitors import MonitorTracker
 from nnx.records import control_signal
 from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
-    from nnx.monitors import MonitorTracker
-    from nnx.params import MonitorRecord
+    from nnx.params import MonitorRecord, MonitorSpec
     from nnx.records import NNEvaluationDataPoint, NNIterationDataPoint
 
 
@@ -33,6 +33,11 @@ class Judge:
     def __init__(self, tracker: MonitorTracker | None) -> None:
         self.tracker = tracker
         self.best = math.inf
+
+    @staticmethod
+    def of(monitor: MonitorSpec | None) -> Judge:
+        """By ``monitor``, when there is one."""
+        return Judge(None if monitor is None else MonitorTracker(monitor, warn_missing=True))
 
     def continue_from(self, best: NNIterationDataPoint) -> None:
         """Take over the value to beat from the epoch that was the best so far."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nnx.engine import commit, resume, rng
-from nnx.engine.callback_context import overrides
+from nnx.engine import commit, rng
 from nnx.engine.compiled import compiling
 from nnx.engine.loop import begin_epoch, loop
 from nnx.engine.plan import plan_fit
 from nnx.engine.ranks import join
+from nnx.engine.resume import restore
 from nnx.engine.session import FitSession
+from nnx.engine.training_state import NetBefore
 from nnx.models import state_topology
 from nnx.seeding import set_seed
 from nnx.store.paths import runs_root
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
+    from nnx.models import Model
     from nnx.store import NNRun
 
 
@@ -32,18 +34,18 @@ def fit(request: FitRequest) -> NNRun:
     ranks = join(request)
     with ranks.guarded():
         plan = plan_fit(request, ranks)
+        session = FitSession(plan, ranks)
         with ranks.open_writer(
             plan.run,
             history=request.history,
             overwrite=plan.params.overwrite_existing,
             provenance=request.provenance,
-            parent=plan.resume.point,
-            best=plan.resume.best,
+            parent=session.start.point,
+            best=session.start.best,
         ) as writer:
-            writer.run = writer.run.with_resume_status(plan.resume.status())
-            session = FitSession(plan, writer)
+            session.open(writer)
             try:
-                with compiling(plan.model, plan.compiled), _in_training(plan.model):
+                with compiling(plan.model, session.compiled), _in_training(plan.model):
                     _train(session)
             finally:
                 session.close()
@@ -54,9 +56,9 @@ def fit(request: FitRequest) -> NNRun:
 
 
 @contextlib.contextmanager
-def _in_training(model: Any) -> Iterator[None]:
+def _in_training(model: Model) -> Iterator[None]:
     """Let others know that the net must keep its shape. Fits of one model may be nested."""
-    before, model.in_training = getattr(model, "in_training", False), True
+    before, model.in_training = model.in_training, True
     try:
         yield
     finally:
@@ -69,56 +71,54 @@ def _train(session: FitSession) -> None:
         loop(session)
     except BaseException:
         session.note_compilation()
-        session.clean_up()
+        session.hooks.clean_up()
         raise
     _end(session)
 
 
 def _start(session: FitSession) -> None:
     """Seed, restore, let the callbacks begin, restore their state."""
-    _begin(session)
-    session.topology = state_topology(session.model.net)
+    plan, model = session.plan, session.model
+    if model.params is not plan.model_params:  # a borrowed module that is described anew
+        model.params, model.recorded_topology = plan.model_params, state_topology(model.net)
+    if session.start.point is None:
+        _seed(session)
+        session.hooks.begin()
+        session.ranks.begin(session)
+    else:
+        with restore.undone_on_error(session):
+            _resume(session)
+        session.start = session.start.without_tensors()
+    session.topology = state_topology(model.net)
 
 
-def _begin(session: FitSession) -> None:
-    plan = session.plan
-    if plan.resume.point is None:
-        if plan.params.seed is not None:
-            set_seed(plan.ranks.seed(plan.params.seed))
-        session.begin()
-        plan.ranks.begin(session)
-        return
-    with resume.undone_on_error(session):
-        if plan.params.seed is not None:
-            set_seed(plan.ranks.seed(plan.params.seed))
-        resume.restore_tensors(session)
-        session.begin()
-        if session.position is not None:  # its epoch has begun already
-            session.epoch = session.position.epoch
-            begin_epoch(session)
-        plan.registry.restore(plan.resume.components)
-        plan.ranks.begin(session)
-        resume.restore_streams(session)
-    plan.resume = plan.resume.without_tensors()
+def _resume(session: FitSession) -> None:
+    _seed(session)
+    restore.restore_tensors(session)
+    session.hooks.begin()
+    if session.position is not None:  # its epoch has begun already
+        session.epoch = session.position.epoch
+        begin_epoch(session)
+    session.registry.restore(session.start.components)
+    session.ranks.begin(session)
+    restore.restore_streams(session)
+
+
+def _seed(session: FitSession) -> None:
+    if session.params.seed is not None:
+        set_seed(session.ranks.seed(session.params.seed))
 
 
 def _end(session: FitSession) -> None:
     """``on_train_end``, then LAST once more when a callback had a say."""
-    hooked = session.plan.ranks.any(
-        any(overrides(callback, "on_train_end") for callback in session.callbacks)
-    )
+    hooked = session.ranks.any(session.hooks.any_override("on_train_end"))
     session.rng_at_end = rng.capture(session.loaders)
-    before = _snapshot(session) if hooked else None
-    session.end()
+    before = None
+    if hooked and session.hooks.any_override("checkpoint_transforms"):
+        before = NetBefore.of(session)
+    session.hooks.end()
     if hooked and not session.discarded:
         commit.refresh_last(session, before=before)
-
-
-def _snapshot(session: FitSession) -> commit.NetBefore | None:
-    """The net before callbacks that declare a topology change convert it."""
-    if any(overrides(callback, "checkpoint_transforms") for callback in session.callbacks):
-        return commit.NetBefore.of(session)
-    return None
 
 
 def _display_path(run_id: str) -> str:

@@ -13,9 +13,8 @@ from nnx.engine.batches import (
 )
 from nnx.engine.checks import check_weights, warn_unowned
 from nnx.engine.clocks import UnreportedUpdates
-from nnx.engine.plan import declares_summary
 from nnx.engine.progress import Progress
-from nnx.engine.steps import StepRunner, runner
+from nnx.engine.steps import RUNNERS, StepRunner
 from nnx.engine.validation import validate
 
 if TYPE_CHECKING:
@@ -23,23 +22,22 @@ if TYPE_CHECKING:
 
 
 def loop(session: FitSession) -> None:
-    """Train from ``plan.start_epoch`` to ``plan.end_epoch``, or until a callback stops it.
+    """Train from the session's start to its end, or until a callback stops it.
 
     The order at an epoch's end: validation, the decision (better or not), schedulers,
     ``on_epoch_end``, then the commit that makes the epoch durable.
     """
-    plan = session.plan
-    step = runner(session)
-    reported = UnreportedUpdates(session.clocks, plan.params.checkpoint_every)
-    first = plan.start_epoch
+    step = RUNNERS[session.plan.owner.kind](session)
+    reported = UnreportedUpdates(session.clocks, session.params.checkpoint_every)
+    first, end = session.start.start_epoch, session.start.end_epoch
     progress = Progress(
-        epochs=plan.end_epoch - first,
-        batches_per_epoch=loader_length(plan.params.train_loader),
+        epochs=end - first,
+        batches_per_epoch=loader_length(session.params.train_loader),
         done=session.resumed_batches,
     )
-    progress.on = progress.on and plan.ranks.is_writer
+    progress.on = progress.on and session.ranks.is_writer
     try:
-        for epoch in range(first, plan.end_epoch):
+        for epoch in range(first, end):
             session.epoch = epoch
             progress.start_epoch(epoch - first + 1)
             if not _run_epoch(session, step, progress):
@@ -47,7 +45,7 @@ def loop(session: FitSession) -> None:
                 return
             reported.after_epoch(session, session.epoch_updates)
             _finish_epoch(session, progress)
-            if plan.ranks.stops_after_epoch(session):
+            if session.ranks.stops_after_epoch(session):
                 return
     finally:
         progress.close()
@@ -55,22 +53,21 @@ def loop(session: FitSession) -> None:
 
 def begin_epoch(session: FitSession) -> None:
     """What happens before an epoch's first batch is read."""
-    if session.plan.owns_step:
+    if session.plan.owner.step_fn is None:
         session.model.net.train()  # a custom step function owns the mode
     session.epoch_updates = 0
     announce_epoch(session.params.train_loader, session.epoch)
-    session.dispatch("on_epoch_begin")
+    session.hooks.dispatch("on_epoch_begin")
     if not session.warned_unowned:  # a callback may unfreeze what no optimizer was given
         session.warned_unowned = warn_unowned(session.model.net, session.optimizers)
 
 
 def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> bool:
     """Train on every batch of an epoch; ``False`` when it was stopped inside."""
-    plan = session.plan
     batches = _batches(session, step)
     row, run, optimizer = session.row, step.run, session.primary_optimizer
-    stops_now = plan.ranks.stops_now
-    every = plan.params.checkpoint_every
+    stops_now = session.ranks.stops_now
+    every = session.params.checkpoint_every
     show = progress.batch if progress.on else None
     index = session.resumed_batches - 1
     for index, batch, is_last in batches:
@@ -92,9 +89,9 @@ def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> boo
             "be iterated once per epoch"
         )
     if step.close(index):
-        session.amend_update_count()
+        session.rows.amend_update_count(session.update_count)
     session.resumed_batches = 0
-    plan.ranks.after_epoch(session)
+    session.ranks.after_epoch(session)
     check_weights(session)
     return True
 
@@ -130,10 +127,10 @@ def _batches(session: FitSession, step: StepRunner) -> EpochBatches:
 
 def _finish_epoch(session: FitSession, progress: Progress) -> None:
     plan = session.plan
-    session.flush()
+    session.rows.flush()
     last = session.writer.idps[-1].with_val_edp(validate(session))
     summary = session.epoch_summary()
-    decision, last = plan.judge.judge(last, summary if declares_summary(plan.params) else None)
+    decision, last = session.judge.judge(last, summary if plan.declares_summary else None)
     session.writer.replace_last(last)
     for clock in session.clocks.values():
         clock.after_epoch(decision.plateau)
@@ -142,5 +139,5 @@ def _finish_epoch(session: FitSession, progress: Progress) -> None:
     if summary is not last.train_summary:  # a callback's own monitor reads what is not recorded
         ctx.idp = last.with_epoch_summary(summary, None)
     progress.note(**commit.headline(last))
-    session.dispatch("on_epoch_end")
+    session.hooks.dispatch("on_epoch_end")
     commit.epoch(session, last, improved=decision.improved)

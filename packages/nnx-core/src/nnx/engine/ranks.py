@@ -18,15 +18,16 @@ from nnx.distributed.partition import ShardedLoader
 from nnx.distributed.process import rank_and_world
 from nnx.distributed.roles import EVERY, WRITER, behaviour_of
 from nnx.distributed.spec import DDP, FSDP
-from nnx.engine import resume
 from nnx.engine.rank_gradients import GradientSum
 from nnx.engine.rank_records import RankRecorder, RankWriter, merged_record
+from nnx.engine.resume.point import find_point
 from nnx.store.writer import RunWriter
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
     from nnx.engine.session import FitSession
     from nnx.engine.window import WindowSynchronizer
+    from nnx.models import Model
     from nnx.prediction.inference import EvaluationTotals
     from nnx.records import NNEvaluationDataPoint
     from nnx.store import NNRun
@@ -49,12 +50,12 @@ class Alone:
     def check(self, request: FitRequest) -> None:
         """Refuse what these processes cannot train together."""
 
-    def shard(self, model: Any) -> None:
+    def shard(self, model: Model) -> None:
         """Before optimizers are built: spread the parameters over the processes."""
 
     def find(self, request: FitRequest, optimizers: Mapping[str, Any]) -> ResumePoint | None:
         """The point that the request resumes, with the tensors this process restores."""
-        return resume.find(request)
+        return find_point(request.params)
 
     def callbacks(self, callbacks: tuple[Any, ...], *, bounded: bool) -> tuple[Any, ...]:
         """The callbacks that run in this process."""
@@ -181,7 +182,7 @@ class Together(Alone):
         return self.group.from_writer(make)
 
     def find(self, request: FitRequest, optimizers: Mapping[str, Any]) -> ResumePoint | None:
-        return self.group.from_writer(lambda: resume.find(request))
+        return self.group.from_writer(lambda: find_point(request.params))
 
     def any(self, flag: bool) -> bool:
         return self.group.any(flag)
@@ -299,7 +300,7 @@ class Together(Alone):
         buffers = list(session.model.net.buffers())
         if buffers:
             self.group.broadcast(buffers)
-        if session.plan.step_fn is not None and session.engine.updates == 0:
+        if session.plan.owner.step_fn is not None and session.engine.updates == 0:
             raise ValueError(
                 "the train_step_fn took no update through the engine, so the processes' models "
                 "drift apart: call default_train_step(ctx) inside it, or pass objective="

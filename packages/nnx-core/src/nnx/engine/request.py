@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from nnx.engine.optimizer_set import OneOptimizer
+from nnx.engine.owner import UpdateOwner
 
 if TYPE_CHECKING:
     from nnx.history import HistoryJournal
@@ -19,19 +22,13 @@ class FitRequest:
 
     model: Model
     params: Any  # NNTrainParams or NNTrainerParams, checked first
-    trainer: Any = None  # the Trainer that asks, if one does; callbacks see it
+    owner: UpdateOwner = field(default_factory=UpdateOwner)
+    optimizers: OneOptimizer = field(default_factory=OneOptimizer)
     callbacks: Sequence[Any] | None = None
-    step_fn: Callable[[Any], Any] | None = None
     eval_step_fn: Callable[[Any], Any] | None = None
-    objective: Callable[[Any], Any] | None = None
     salt: str | None = None
     components: Sequence[Any] | None = None
     provenance: ExperimentManifest | None = None
     history: HistoryJournal | None = None
     compile: CompileSpec | None = None
     distributed: Any = None
-
-    @property
-    def step_name(self) -> str:
-        """What the caller's step argument is called."""
-        return "train_step_fn" if self.trainer is None else "trainer_step_fn"

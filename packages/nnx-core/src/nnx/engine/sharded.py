@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nnx.callbacks.base import overrides
 from nnx.distributed.group import BACKWARD, FORWARD, Group
 from nnx.distributed.partition import RankPartition, ShardedLoader
 from nnx.distributed.sharding import ShardedNet, check_torch
 from nnx.distributed.spec import FSDP
-from nnx.engine import resume, rng
-from nnx.engine.callback_context import overrides
+from nnx.engine import rng
 from nnx.engine.rank_gradients import GradientSum
 from nnx.engine.rank_records import RankWriter
 from nnx.engine.ranks import Together, layout
+from nnx.engine.resume.point import find_point
 from nnx.engine.window import BackwardShare
 from nnx.objectives import LossTerm
 from nnx.precision import resolve_precision
@@ -28,6 +29,7 @@ from nnx.store import shards
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
+    from nnx.models import Model
     from nnx.store.points import ResumePoint
 
 _OUTSIDE = (
@@ -96,7 +98,7 @@ class Sharded(Together):
                 )
         return super().callbacks(callbacks, bounded=bounded)
 
-    def shard(self, model: Any) -> None:
+    def shard(self, model: Model) -> None:
         self._check_equal({"parameters": layout(model.net), "blocks": self.spec.blocks})
         net = ShardedNet(
             model.net, self.group, self.spec.blocks, unused=self.spec.find_unused_parameters
@@ -120,7 +122,7 @@ class Sharded(Together):
 
     def find(self, request: FitRequest, optimizers: Mapping[str, Any]) -> ResumePoint | None:
         """Each process reads its own part, however many wrote the point."""
-        point = self.group.from_writer(lambda: resume.find(request, whole=False))
+        point = self.group.from_writer(lambda: find_point(request.params, whole=False))
         if point is None:
             return None
         state = None if request.params.resume_mode == "weights_only" else point.training_state

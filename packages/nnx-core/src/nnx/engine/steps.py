@@ -6,10 +6,11 @@ batch's loss for the progress bar.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nnx.engine.contexts import TrainerStepContext, TrainStepContext
+from nnx.engine.owner import OwnerKind
 from nnx.engine.supervised import supervised_step
 from nnx.records import NNEvaluationDataPoint
 
@@ -65,7 +66,7 @@ class DefaultStep(_EngineStep):
         super().__init__(session)
         self.model = session.model
         self.precision = session.precision
-        self.compiled = session.plan.compiled
+        self.compiled = session.compiled
         self._add = session.recorder.add
         self._weighs = session.recorder.summarizes
 
@@ -91,7 +92,7 @@ class ObjectiveRunner(_EngineStep):
 
         super().__init__(session)
         self.step = ObjectiveStep(
-            session.model, session.plan.objective, session.engine, session.precision,
+            session.model, session.plan.owner.function, session.engine, session.precision,
             session.params.extra_metrics,
         )  # fmt: skip
 
@@ -132,11 +133,11 @@ class FunctionStep(_EngineStep, _Gradients):
     def __init__(self, session: FitSession) -> None:
         super().__init__(session)
         optim = session.params.optim
-        self.fn = session.plan.step_fn
+        self.fn = session.plan.owner.function
         self.fixed = {
             "model": session.model,
             "optimizer": session.primary_optimizer,
-            "scaler": session.plan.scaler,
+            "scaler": session.scaler,
             "grad_clip_norm": optim.grad_clip_norm,
             "extra_metrics": session.params.extra_metrics,
             "accumulate_grad_batches": optim.accumulate_grad_batches,
@@ -168,11 +169,11 @@ class TrainerFunctionStep(_Gradients):
 
     def __init__(self, session: FitSession) -> None:
         self.session = session
-        self.fn = session.plan.step_fn
+        self.fn = session.plan.owner.function
         self.fixed = {
             "model": session.model,
             "optimizers": session.optimizers,
-            "schedulers": {name: clock.scheduler for name, clock in session.clocks.items()},
+            "schedulers": session.schedulers,
             "extra_metrics": session.params.extra_metrics,
             "report_update": self._report,
         }
@@ -201,16 +202,12 @@ class TrainerFunctionStep(_Gradients):
         self.load_gradients(window["gradients"])
 
 
-def runner(session: FitSession) -> StepRunner:
-    """The runner of the session's update owner."""
-    plan = session.plan
-    if plan.objective is not None:
-        return ObjectiveRunner(session)
-    if plan.trainer is not None:
-        return TrainerFunctionStep(session)
-    if plan.step_fn is not None:
-        return FunctionStep(session)
-    return DefaultStep(session)
+RUNNERS: Mapping[OwnerKind, Callable[[FitSession], StepRunner]] = {
+    OwnerKind.DEFAULT: DefaultStep,
+    OwnerKind.STEP_FUNCTION: FunctionStep,
+    OwnerKind.TRAINER_STEP: TrainerFunctionStep,
+    OwnerKind.OBJECTIVE: ObjectiveRunner,
+}
 
 
 def checked_record(record: Any, name: str) -> NNEvaluationDataPoint:

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 def validate(session: FitSession) -> NNEvaluationDataPoint | None:
     """This epoch's validation record; ``None`` without a validation loader or evaluator."""
-    plan, params = session.plan, session.params
+    params, evaluator = session.params, session.plan.request.eval_step_fn
     if params.val_loader is None:
         return None
-    if plan.eval_step_fn is None or (plan.ranks.world_size > 1 and is_streaming(plan.eval_step_fn)):
+    if evaluator is None or (session.ranks.world_size > 1 and is_streaming(evaluator)):
         return evaluate(
             session.model,
             params.val_loader,
             extra_metrics=params.extra_metrics,
             metrics=params.metrics,
-            combine=plan.ranks.merge,
-            company=plan.ranks.company(params.val_loader),
+            combine=session.ranks.merge,
+            company=session.ranks.company(params.val_loader),
         )
     ctx = EvalStepContext(
         model=session.model,
@@ -36,9 +36,9 @@ def validate(session: FitSession) -> NNEvaluationDataPoint | None:
         epoch_idx=session.epoch,
         metrics=params.metrics,
     )
-    with plan.ranks.evaluating():
-        record = checked_record(run_eval_step(plan.eval_step_fn, ctx), "eval_step_fn")
-    record = plan.ranks.merge_record(record, params.val_loader)
+    with session.ranks.evaluating():
+        record = checked_record(run_eval_step(evaluator, ctx), "eval_step_fn")
+    record = session.ranks.merge_record(record, params.val_loader)
     # A metric that is no mean over samples is derived again from the merged ones.
-    complete = getattr(plan.eval_step_fn, "after_merge", None)
-    return record if complete is None or plan.ranks.world_size == 1 else complete(record)
+    complete = getattr(evaluator, "after_merge", None)
+    return record if complete is None or session.ranks.world_size == 1 else complete(record)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from nnx.engine.commit import current_net_params
+from nnx.engine.training_state import current_net_params
 from nnx.models import build_module, check_state_topology, check_topology, state_topology
 from nnx.params import ModelSpec, NNCheckpointTransform, RuntimeModule
 from nnx.peft.placement import meta_copy

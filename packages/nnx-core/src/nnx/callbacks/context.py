@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
-    from nnx.engine.session import FitSession
     from nnx.models import Model
     from nnx.records import NNIterationDataPoint
     from nnx.store import NNCheckpoint, NNRun
+
+
+class FitView(Protocol):
+    """What a context reads of its fit."""
+
+    model: Model
+    primary_optimizer: torch.optim.Optimizer
+    epoch: int
+    precision: Any
+    committed_updates: int
+    retention: int | None
+
+    @property
+    def run(self) -> NNRun: ...
+
+    @property
+    def trainer(self) -> Any: ...
+
+    @property
+    def named_optimizers(self) -> Mapping[str, torch.optim.Optimizer] | None: ...
+
+    @property
+    def scheduler(self) -> Any: ...
+
+    @property
+    def update_count(self) -> int | None: ...
+
+    def records(self) -> Any: ...
+
+    def snapshot(self) -> Callable[..., NNCheckpoint]: ...
 
 
 class CallbackContext:
@@ -26,12 +55,12 @@ class CallbackContext:
     """
 
     __slots__ = (
-        "_asks_now", "_asks_stop", "_deferred", "_idps", "_session", "caller", "failed", "idp",
+        "_asks_now", "_asks_stop", "_deferred", "_fit", "_idps", "caller", "failed", "idp",
         "update_listeners",
     )  # fmt: skip
 
-    def __init__(self, session: FitSession) -> None:
-        self._session = session
+    def __init__(self, fit: FitView) -> None:
+        self._fit = fit
         self._idps: Any = None
         self._deferred: dict[str, Callable[..., NNCheckpoint]] = {}
         self.idp: NNIterationDataPoint | None = None
@@ -65,64 +94,64 @@ class CallbackContext:
     @property
     def model(self) -> Model:
         """The model in training."""
-        return self._session.model
+        return self._fit.model
 
     @property
     def run(self) -> NNRun:
         """The run in progress."""
-        return self._session.run
+        return self._fit.run
 
     @property
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer] | None:
         """The named optimizers of a ``Trainer``; ``None`` in ``NNModel.train``."""
-        return self._session.optimizers if self._session.trainer is not None else None
+        return self._fit.named_optimizers
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer; of a ``Trainer``'s, the one whose name sorts first."""
-        return self._session.primary_optimizer
+        return self._fit.primary_optimizer
 
     @property
     def trainer(self) -> Any:
         """The ``Trainer``, or ``None`` in ``NNModel.train``."""
-        return self._session.trainer
+        return self._fit.trainer
 
     @property
     def scheduler(self) -> Any:
         """The training scheduler, for reading; ``None`` in a ``Trainer``."""
-        return self._session.scheduler
+        return self._fit.scheduler
 
     @property
     def epoch(self) -> int:
         """Index of the epoch in progress."""
-        return self._session.epoch
+        return self._fit.epoch
 
     @property
     def precision(self) -> Any:
         """The run's :class:`~nnx.precision.ResolvedPrecision`."""
-        return self._session.precision
+        return self._fit.precision
 
     @property
     def committed_updates(self) -> int:
         """Optimizer updates committed so far, as they were reported."""
-        return self._session.committed_updates
+        return self._fit.committed_updates
 
     @property
     def update_count(self) -> int | None:
         """The update engine's counter in an objective run; ``None`` elsewhere."""
-        return self._session.update_count
+        return self._fit.update_count
 
     @property
     def retention(self) -> int | None:
         """How many records a history journal keeps in memory; ``None`` without one."""
-        return self._session.retention
+        return self._fit.retention
 
     @property
     def idps(self) -> Any:
         """The records so far (with a history journal: the last of them)."""
         if self._idps is not None:
             return self._idps
-        return self._session.records()
+        return self._fit.records()
 
     @idps.setter
     def idps(self, value: Sequence[NNIterationDataPoint] | None) -> None:
@@ -138,22 +167,9 @@ class CallbackContext:
 
         It holds the weights as they are now, whatever a later callback makes of them.
         """
-        from nnx.engine.commit import snapshot
-
-        self._deferred[tag] = snapshot(self._session)
+        self._deferred[tag] = self._fit.snapshot()
 
     def take_deferred(self) -> dict[str, Callable[..., NNCheckpoint]]:
         """The checkpoints asked for since the last call by tag; each wants its ``idp``."""
         taken, self._deferred = self._deferred, {}
         return taken
-
-
-_CallbackContext = CallbackContext
-
-
-def overrides(callback: Any, hook: str) -> bool:
-    """Whether ``callback`` does anything in ``hook``."""
-    from nnx.callbacks import Callback
-
-    own = getattr(callback, hook)
-    return getattr(own, "__func__", own) is not getattr(Callback, hook)

@@ -1,0 +1,146 @@
+"""Where a fit begins: at its start, or where the point that it resumes left off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nnx.components import ComponentRegistry
+from nnx.engine.clocks import BUDGETED
+from nnx.engine.training_state import Position
+from nnx.enums import Schedulers
+from nnx.records import ResumeStatus
+
+if TYPE_CHECKING:
+    from nnx.store.inherited import InheritedBest
+    from nnx.store.points import ResumePoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitStart:
+    """Where a fit begins and ends, and what it restores first."""
+
+    start_epoch: int
+    end_epoch: int
+    components: Any
+    mode: str = "fresh"
+    planned: bool = False
+    start_step: int = 0
+    start_updates: int = 0
+    net_state: Mapping[str, Any] | None = None
+    state: Mapping[str, Any] | None = None
+    position: Position | None = None
+    point: Any = None
+    best: InheritedBest | None = None
+
+    @staticmethod
+    def fresh(n_epochs: int, registry: ComponentRegistry) -> FitStart:
+        return FitStart(start_epoch=0, end_epoch=n_epochs, components=registry.fresh_plan())
+
+    @staticmethod
+    def resuming(
+        point: ResumePoint, params: Any, *, state: Any, net_state: Any, components: Any
+    ) -> FitStart:
+        """At ``point``; ``state`` is its training state, ``None`` to continue from weights."""
+        planned = continues_plan(params)
+        counters = (state or {}).get("counters") or {}
+        start = 0 if point.completed_epoch is None else point.completed_epoch + 1
+        position = None if state is None else Position.of(state, rebase=not planned)
+        steps, updates = 0, 0
+        if planned:
+            steps = counters.get("global_step", 0)
+            updates = counters.get("committed_updates", 0)
+        elif position is not None:
+            steps, updates = len(position.records), position.epoch_updates
+        return FitStart(
+            mode="weights_only" if state is None else "stateful",
+            start_epoch=start,
+            end_epoch=params.n_epochs if planned else start + params.n_epochs,
+            planned=planned,
+            components=components,
+            net_state=net_state,
+            state=state,
+            position=position,
+            point=point,
+            start_step=steps,
+            start_updates=updates,
+        )
+
+    @property
+    def cadence_start(self) -> int:
+        """The epoch from which the phase checkpoints are counted."""
+        return 0 if self.planned else self.start_epoch
+
+    def without_tensors(self) -> FitStart:
+        """The same, once everything is restored: the checkpoint's memory is given back."""
+        return replace(self, net_state=None, state=None, position=None, point=None)
+
+    def status(self) -> ResumeStatus:
+        """What the run reports of its start."""
+        if self.point is None:
+            return ResumeStatus(fresh_components=self.components.fresh)
+        point = self.point
+        return ResumeStatus(
+            mode=self.mode,
+            source_run_id=point.run_id,
+            source_checkpoint=point.tag,
+            restored_components=self.components.restored,
+            fresh_components=self.components.fresh,
+            source_epoch=point.completed_epoch,
+            source_generation=point.generation,
+            source_checkpoint_id=point.checkpoint_id,
+            best_run_id=None if self.best is None else self.best.run_id,
+            best_epoch=None if self.best is None else self.best.epoch,
+        )
+
+
+def continues_plan(params: Any) -> bool:
+    """Whether ``n_epochs`` is the total of the resumed run's own plan. Never in a Trainer."""
+    return params.resume_from_run_id is not None and _plans(params)
+
+
+def _plans(params: Any) -> bool:
+    return getattr(params, "resume_epochs", "additional") == "planned"
+
+
+def check_request(params: Any, schedules: Mapping[str, Any]) -> None:
+    """What a resume needs of its own configuration, before the checkpoint is read."""
+    if params.resume_from_run_id is None and _plans(params):
+        raise ValueError(
+            "resume_epochs='planned' continues another run's plan, but resume_from_run_id is "
+            "None: nothing would be resumed. Name the run, or leave resume_epochs at 'additional'"
+        )
+    if params.resume_from_run_id is None or params.resume_mode == "weights_only":
+        return
+    for name, schedule in schedules.items():
+        if schedule.kind not in BUDGETED:
+            continue
+        if schedule.total_steps is None:
+            raise ValueError(
+                f"the {schedule.kind.value} schedule of {name!r} has no total_steps: a resume needs "
+                "one explicit horizon that covers the original and the resumed "
+                f"{'updates' if schedule.clock == 'optimizer_update' else 'epochs'}"
+            )
+        if (
+            schedule.kind is Schedulers.LINEAR_WARMUP_DECAY
+            and schedule.clock == "epoch"
+            and schedule.warmup_steps is None
+            and not continues_plan(params)
+        ):
+            raise ValueError(
+                f"the {schedule.kind.value} schedule of {name!r} has no warmup_steps: its default is "
+                "a tenth of each session's epochs, so a resume needs it set explicitly"
+            )
+
+
+def find_point(params: Any, *, whole: bool = True) -> ResumePoint | None:
+    """Read and verify the resume point that ``params`` name; ``None`` for a fresh run."""
+    if params.resume_from_run_id is None:
+        return None
+    from nnx.store.points import read_point
+
+    return read_point(
+        params.resume_from_run_id, params.resume_from_checkpoint, map_location="cpu", whole=whole,
+        with_state=params.resume_mode != "weights_only",
+    )  # fmt: skip
