@@ -53,7 +53,8 @@ def dependency_groups() -> dict[str, list[str]]:
 
 def third_party() -> list[str]:
     """Every requirement that any distribution declares, and the workspace's tools."""
-    shared = (items for name, items in dependency_groups().items() if name != "bench")
+    apart = ("bench", "peers")
+    shared = (items for name, items in dependency_groups().items() if name not in apart)
     wanted = {item for items in shared for item in items}
     for name in SIBLINGS:
         table = project(name)["project"]

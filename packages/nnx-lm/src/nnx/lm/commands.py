@@ -37,11 +37,11 @@ def train(
     kv_heads: Annotated[
         int | None, typer.Option(min=1, help="Key and value heads, shared by groups.")
     ] = None,
-    width: Annotated[int, typer.Option(min=2, help="Width of the model.")] = 192,
+    width: Annotated[int, typer.Option(min=2, help="Width of the model.")] = 128,
     context: Annotated[int, typer.Option(min=2, help="Tokens that it sees at once.")] = 128,
     batch: Annotated[int, typer.Option(min=1, help="Windows per update.")] = 16,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the text (default: about 1,500 updates).")
+        int | None, typer.Option(min=1, help="Passes over the text (default: about 1,000 updates).")
     ] = None,
     lr: Annotated[float, typer.Option(help="Greatest learning rate.")] = 2e-3,
     seed: Annotated[int, typer.Option(min=0, help="Of weights and order.")] = 0,

@@ -29,8 +29,9 @@ def sequence_log_probs(net: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch
 
     The first token of a row has nothing before it and cannot be marked.
     """
-    targets, marked = ids[:, 1:], mask[:, 1:]
-    rows, columns = marked.nonzero(as_tuple=True)
+    targets = ids[:, 1:]
+    # A mask that is still on the CPU is counted there, without waiting for the device.
+    rows, columns = (part.to(ids.device) for part in mask[:, 1:].nonzero(as_tuple=True))
     if hasattr(net, "hidden") and hasattr(net, "lm_head"):
         logits = net.lm_head(net.hidden(ids[:, :-1])[rows, columns])
     else:
@@ -114,9 +115,11 @@ class DPOObjective(Objective):
 
     def _evaluate(self, ctx: Any) -> NNEvaluationDataPoint:
         found = [self._score(ctx.model, batch) for batch in ctx.val_loader]
+        if not found:
+            raise ValueError("the validation loader yielded no batches")
         losses, margin = (torch.cat(parts).double() for parts in zip(*found))
         return NNEvaluationDataPoint(
-            loss=float(losses.mean()),
+            loss=losses.mean().item(),
             kind="dpo",
             count=len(losses),
             status="ok",
@@ -135,10 +138,14 @@ class DPOObjective(Objective):
                 "DPOObjective reads the batches of NNPreferenceDataset.with_reference(...): "
                 f"mappings of {', '.join(needed)}; dpo_train_step_factory reads plain triples"
             )
-        moved = {name: batch[name].to(model.device, non_blocking=True) for name in needed}
+        moved = {
+            name: batch[name].to(model.device, non_blocking=True)
+            for name in needed
+            if not name.endswith("_mask")
+        }
         with eval_mode(model.net):
             policy = [
-                sequence_log_probs(model.net, moved[f"{k}_ids"], moved[f"{k}_mask"]) for k in kinds
+                sequence_log_probs(model.net, moved[f"{k}_ids"], batch[f"{k}_mask"]) for k in kinds
             ]
         reference = [moved[f"reference_{k}"].to(policy[0].dtype) for k in kinds]
         losses, margin = dpo_loss((policy[0], policy[1]), (reference[0], reference[1]), self.beta)

@@ -32,7 +32,7 @@ from nnx.store import NNCheckpoint, NNRun
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE, CORPUS_FILE = "tokenizer.json", "corpus.tokens"
-_UPDATES = 1500  # of a training whose epochs are not given
+_UPDATES = 1000  # of a training whose epochs are not given
 _POINT_EVERY = 100  # updates that a killed process may lose
 
 __all__ = ["END_OF_TEXT", "TextTraining", "resume_text", "train_text"]
@@ -43,7 +43,7 @@ class TextTraining:
     """How to train a language model on text.
 
     ``width`` is the model's, ``context`` the tokens of a window, ``batch_size`` the
-    windows of an update. ``epochs`` ``None`` is about 1,500 updates. ``documents`` are
+    windows of an update. ``epochs`` ``None`` is about 1,000 updates. ``documents`` are
     whole files or lines; ``separate`` keeps attention inside each. The last
     ``validation`` share of the windows is held out.
     """
@@ -52,7 +52,7 @@ class TextTraining:
     layers: int = 4
     heads: int = 4
     kv_heads: int | None = None
-    width: int = 192
+    width: int = 128
     context: int = 128
     batch_size: int = 16
     epochs: int | None = None
