@@ -1,3 +1,70 @@
 """What nnx-paradigms contributes to NNx. Names only: nothing heavy is imported here."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nnx.plugins.hookspecs import hookimpl
+
+_NAMES = {
+    "nnx.paradigms": (
+        "FeedFwdMoENN",
+        "JEPAObjective",
+        "JEPAPredictor",
+        "JEPATrainStep",
+        "MoELinear",
+        "ViTBlock",
+        "ViTNN",
+        "born_again_train",
+        "build_target_encoder",
+        "cutmix_train_step_factory",
+        "feature_kd_train_step_factory",
+        "jepa_objective",
+        "jepa_train_step_factory",
+        "kd_train_step_factory",
+        "mixup_train_step_factory",
+        "moe_train_step_factory",
+        "nt_xent_loss",
+        "random_block_mask",
+        "simclr_train_step_factory",
+        "update_ema",
+    ),
+    "nnx.diffusion": (
+        "DiffusionMLP",
+        "DiffusionObjective",
+        "NoiseSchedule",
+        "NoiseSchedulers",
+        "diffusion_objective",
+        "diffusion_train_step_factory",
+        "sample",
+    ),
+}
+
+
+@hookimpl
+def nnx_public_names() -> Mapping[str, str]:
+    return {name: f"{room}:{name}" for room, names in _NAMES.items() for name in names}
+
+
+@hookimpl
+def nnx_nets() -> Mapping[str, Any]:
+    return {
+        "feed_fwd_moe": "nnx.paradigms.experts:FeedFwdMoENN",
+        "vit": "nnx.paradigms.vit:build",
+    }
+
+
+@hookimpl
+def nnx_objectives() -> Mapping[tuple[str, int], Any]:
+    return {
+        ("diffusion.noise", 1): "nnx.diffusion.training:of_config",
+        ("paradigms.mixing", 1): "nnx.paradigms.augmentation:of_config",
+        ("paradigms.moe", 1): "nnx.paradigms.moe:of_config",
+        ("paradigms.simclr", 1): "nnx.paradigms.contrastive:of_config",
+    }
+
+
+@hookimpl
+def nnx_model_factories() -> Mapping[tuple[str, int], Any]:
+    return {("diffusion.mlp", 1): "nnx.diffusion.nets:build"}

@@ -77,13 +77,13 @@ IDS: dict[str, tuple[str, ...]] = {
     ),
     "nnx-viz": ("run.html", "report", "watch"),
     "nnx-hub": ("onnx", "safetensors", "hub"),
-    "nnx-paradigms": ("vit", "feed_fwd_moe", "diffusion.", "jepa."),
+    "nnx-paradigms": ("vit", "feed_fwd_moe", "diffusion.", "paradigms."),
     "nnx-eval": ("ranking.",),
 }
 
 
 # Reserved: these distributions contribute nothing yet, so installing one would not help.
-RESERVED = frozenset({"nnx-hub", "nnx-paradigms"})
+RESERVED = frozenset({"nnx-hub"})
 
 
 def install_line(distribution: str, extra: str | None = None) -> str:

@@ -1,0 +1,158 @@
+"""Training a network to see the noise in a sample."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from nnx.diffusion.schedules import NoiseSchedule, NoiseSchedulers
+from nnx.objectives import LossTerm, ObjectiveContext, ObjectiveResult
+from nnx.objectives.supervised import single_input
+from nnx.paradigms.draws import DrawingObjective
+from nnx.paradigms.imperative import ImperativeStep
+from nnx.records import NNEvaluationDataPoint
+from nnx.utils import validation as check
+
+if TYPE_CHECKING:
+    from nnx.engine.contexts import TrainStepFn
+    from nnx.models import Model
+
+NoiseFn = Callable[[torch.Tensor, torch.Generator], tuple[torch.Tensor, torch.Tensor]]
+"""``(x_0, generator)`` to timesteps (B,), integers in [0, T), and noise of the shape of x_0."""
+
+
+def diffusion_train_step_factory(schedule: NoiseSchedule) -> TrainStepFn:
+    """DDPM's noise prediction as a ``train_step_fn``, with draws of the global stream.
+
+    For each sample a timestep is uniform in [0, T), and the loss is the mean squared
+    difference between the noise that was added and ``model.net(x_t, t)``. It is the
+    record's ``loss`` and ``error``.
+    """
+    return ImperativeStep(_GlobalDiffusion(schedule), error_is_loss=True)
+
+
+def diffusion_objective(
+    schedule: NoiseSchedule,
+    *,
+    seed: int | None = None,
+    noise_fn: NoiseFn | None = None,
+    nonfinite: str = "fail",
+) -> DiffusionObjective:
+    """DDPM's noise prediction for the update engine; see :class:`DiffusionObjective`."""
+    return DiffusionObjective(schedule, seed=seed, noise_fn=noise_fn, nonfinite=nonfinite)
+
+
+class DiffusionObjective(DrawingObjective):
+    """Noise prediction (Ho et al. 2020, arXiv:2006.11239) as the term ``"noise_mse"``.
+
+    Timesteps and noise come from the objective's own CPU generator, which is component
+    state (``diffusion.objective``) together with a fingerprint of the schedule: a resume
+    with another one is refused. ``noise_fn(x_0, generator)`` may supply both.
+    """
+
+    component_name = "diffusion.objective"
+
+    def __init__(
+        self,
+        schedule: NoiseSchedule,
+        *,
+        seed: int | None = None,
+        noise_fn: NoiseFn | None = None,
+        nonfinite: str = "fail",
+    ) -> None:
+        super().__init__(seed=seed, nonfinite=nonfinite)
+        check.instance("diffusion_objective", "schedule", schedule, NoiseSchedule)
+        if noise_fn is not None and not callable(noise_fn):
+            check.refuse_type("diffusion_objective", "noise_fn", noise_fn, "callable")
+        self.schedule, self.noise_fn = schedule, noise_fn
+
+    def __call__(self, ctx: ObjectiveContext) -> ObjectiveResult:
+        model = ctx.model
+        x_0 = single_input(model, ctx.batch, owner="diffusion").to(model.device)
+        t, noise = self.draw(x_0)
+        self._check_draw(x_0, t, noise)
+        t, noise = t.to(x_0.device), noise.to(x_0)
+        self.schedule = self.schedule.to(x_0.device)
+        error = ctx.full_precision(model.net(self._noised(x_0, t, noise), t)) - noise
+        term = LossTerm("noise_mse", error.square().sum(), error.numel())
+        return ObjectiveResult((term,), self._record(term))
+
+    def draw(self, x_0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Timesteps (B,) and noise like ``x_0`` for one microbatch, on the CPU."""
+        generator = self.fork()
+        if self.noise_fn is not None:
+            return self.noise_fn(x_0, generator)
+        t = torch.randint(0, self.schedule.T, (len(x_0),), generator=generator)
+        return t, torch.randn(x_0.shape, generator=generator, dtype=x_0.dtype)
+
+    def check_run(
+        self,
+        model: Model,
+        *,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        callbacks: Sequence[Any],
+    ) -> None:
+        """Refuse a net that cannot be called with a sample and its timestep."""
+        super().check_run(model, optimizers=optimizers, callbacks=callbacks)
+        check_denoiser(model.net)
+
+    def spec(self) -> dict[str, Any]:
+        return {"T": self.schedule.T, "betas": fingerprint(self.schedule)}
+
+    def _record(self, term: LossTerm) -> NNEvaluationDataPoint:
+        value = term.value
+        return NNEvaluationDataPoint(metrics={} if value is None else {"noise_mse": value})
+
+    def _noised(self, x_0: torch.Tensor, t: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        shape = (-1, *[1] * (x_0.dim() - 1))
+        kept = self.schedule.sqrt_alphas_cumprod[t].view(shape).to(x_0)
+        added = self.schedule.sqrt_one_minus_alphas_cumprod[t].view(shape).to(x_0)
+        return kept * x_0 + added * noise
+
+    def _check_draw(self, x_0: torch.Tensor, t: torch.Tensor, noise: torch.Tensor) -> None:
+        if t.shape != x_0.shape[:1] or t.is_floating_point() or noise.shape != x_0.shape:
+            raise ValueError(
+                f"noise_fn must return integer timesteps of shape {tuple(x_0.shape[:1])} and noise "
+                f"of shape {tuple(x_0.shape)}, not {t.dtype} of {tuple(t.shape)} and "
+                f"{tuple(noise.shape)}"
+            )
+        if self.noise_fn is not None and not bool(((t >= 0) & (t < self.schedule.T)).all()):
+            raise ValueError(f"noise_fn returned timesteps outside of [0, {self.schedule.T})")
+
+
+class _GlobalDiffusion(DiffusionObjective):
+    """Draws of the global stream, which a run seeds and restores."""
+
+    def draw(self, x_0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        t = torch.randint(0, self.schedule.T, (len(x_0),), device=x_0.device)
+        return t, torch.randn_like(x_0)
+
+
+def fingerprint(schedule: NoiseSchedule) -> str:
+    """The SHA-256 digest of the schedule's betas."""
+    return hashlib.sha256(schedule.betas.detach().cpu().double().numpy().tobytes()).hexdigest()
+
+
+def check_denoiser(net: torch.nn.Module) -> None:
+    """Refuse a net whose forward does not take ``(x, t)``."""
+    try:
+        inspect.signature(net.forward).bind(None, None)
+    except TypeError:
+        raise ValueError(
+            f"diffusion calls the net with a noisy sample and its timestep, forward(x, t), which "
+            f"{type(net).__name__} does not take. DiffusionMLP does"
+        ) from None
+
+
+def of_config(config: Mapping[str, Any]) -> DiffusionObjective:
+    """The factory of ``"diffusion.noise"``.
+
+    ``config`` has the ``kind`` of the schedule, its arguments (``T``, ``beta_min``,
+    ``beta_max``, ``s``) and the objective's (``seed``, ``nonfinite``).
+    """
+    own = {name: config[name] for name in ("seed", "nonfinite") if name in config}
+    asked = {name: value for name, value in config.items() if name not in ("kind", *own)}
+    return DiffusionObjective(NoiseSchedulers(config["kind"])(**asked), **own)

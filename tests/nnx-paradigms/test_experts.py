@@ -1,0 +1,108 @@
+"""Mixtures of experts and their balance."""
+
+from __future__ import annotations
+
+import nnx
+import pytest
+import torch
+from nnx import MoELinear
+from nnx.objectives import ObjectiveContext
+from nnx.paradigms import moe_objective
+from small_models import X, Y, feed_forward, losses, mixture, numbers, training
+
+
+def dense_loop(layer: MoELinear, x: torch.Tensor) -> torch.Tensor:
+    """Every expert on every row, weighted."""
+    scores = layer.router(x)
+    top, chosen = scores.topk(layer.top_k, dim=-1)
+    weights = torch.zeros_like(scores).scatter(1, chosen, top.softmax(-1))
+    return sum(weights[:, e, None] * expert(x) for e, expert in enumerate(layer.experts))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_a_mixture_is_the_dense_loop_over_its_experts(top_k):
+    layer = MoELinear(6, 5, num_experts=4, top_k=top_k).double()
+    x = numbers(1, 30, 6).double()
+    torch.testing.assert_close(layer(x), dense_loop(layer, x))
+    first = torch.autograd.grad(layer(x).square().sum(), list(layer.router.parameters()))
+    second = torch.autograd.grad(
+        dense_loop(layer, x).square().sum(), list(layer.router.parameters())
+    )
+    torch.testing.assert_close(first, second)
+    torch.testing.assert_close(layer(x.view(5, 6, 6)), dense_loop(layer, x).view(5, 6, 5))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_a_balanced_router_has_the_balance_loss_of_1_for_any_k(top_k):
+    layer = MoELinear(4, 2, num_experts=4, top_k=top_k)
+    with torch.no_grad():
+        layer.router.weight.copy_(torch.eye(4))
+    rows = torch.stack([torch.eye(4).roll(shift, 1)[0] * 1.0 for shift in range(4)])
+    graded = rows + 0.5 * rows.roll(1, 1) + 0.25 * rows.roll(2, 1)
+    layer(graded)
+    assert float(layer.last_aux_loss) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_collapsed_router_is_seen_and_its_balance_loss_is_switch_s():
+    layer = MoELinear(2, 2, num_experts=4, top_k=1)
+    with torch.no_grad():
+        layer.router.weight.zero_()
+        layer.router.weight[2] = 5.0
+    x = torch.ones(8, 2)
+    layer(x)
+    p = layer.router(x[0]).softmax(-1)
+    assert float(layer.last_aux_loss) == pytest.approx(4 * float(p[2]))
+    (gradient,) = torch.autograd.grad(layer.last_aux_loss, layer.router.weight)
+    assert float(gradient.abs().sum()) > 0
+    assert layer.last_routing.counts.tolist() == [0, 0, 8, 0]
+
+
+def test_an_expert_without_rows_has_no_gradient():
+    layer = MoELinear(2, 2, num_experts=4, top_k=1)
+    with torch.no_grad():
+        layer.router.weight.zero_()
+        layer.router.weight[2] = 5.0
+    layer(torch.ones(8, 2)).sum().backward()
+    assert [e.weight.grad is None for e in layer.experts] == [True, True, False, True]
+    assert layer(torch.ones(0, 2)).shape == (0, 2)
+
+
+def test_the_objective_is_the_step_and_names_what_the_experts_do():
+    one, other = mixture(), mixture()
+    first = one.train(training(), train_step_fn=nnx.moe_train_step_factory(aux_loss_weight=0.05))
+    second = other.train(training(), objective=moe_objective(aux_loss_weight=0.05), salt="o")
+    assert losses(first) == pytest.approx(losses(second), rel=1e-6)
+    metrics = second.idps[0].train_edp.metrics
+    assert metrics["moe_max_load"] >= 1.0
+    assert 0 <= metrics["moe_entropy"] <= 1.3863
+    assert metrics["moe_dead_experts"] in (0, 1, 2)
+    assert first.idps[0].train_edp.accuracy == second.idps[0].train_edp.accuracy
+
+
+def test_a_net_without_mixtures_trains_as_by_its_own_loss():
+    one, other = feed_forward(), feed_forward()
+    first = one.train(training())
+    second = other.train(training(), train_step_fn=nnx.moe_train_step_factory(), salt="moe")
+    assert losses(first) == losses(second)
+
+
+def test_accumulated_windows_weigh_terms_by_their_rows():
+    model = mixture()
+    objective = moe_objective(aux_loss_weight=0.5)
+    result = objective(ObjectiveContext(model, (X[:7], Y[:7]), 0, 0))
+    terms = {t.name: t for t in result.terms}
+    assert terms["balance"].denominator == 7
+    assert terms["balance"].value == pytest.approx(
+        float(model.net.layers[0].last_aux_loss.detach())
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_experts": 1}, {"num_experts": 4, "top_k": 0}, {"num_experts": 4, "top_k": 5}],
+)
+def test_impossible_mixtures_are_refused(wrong):
+    with pytest.raises(ValueError):
+        MoELinear(3, 3, **wrong)
+    with pytest.raises(ValueError):
+        nnx.moe_train_step_factory(aux_loss_weight=-0.1)
