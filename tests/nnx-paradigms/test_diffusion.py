@@ -160,3 +160,12 @@ def test_the_cosine_schedule_is_that_of_its_paper():
     assert schedule.betas.tolist() == pytest.approx(wanted, rel=1e-5)
     assert float(schedule.posterior_variance[0]) == 0.0
     assert schedule.to("cpu").kind is NoiseSchedulers.COSINE
+
+
+def test_the_small_net_is_rebuilt_from_its_description():
+    spec = nnx.ModelSpec("diffusion.mlp", 1, {"input_dim": 2, "hidden_dims": [16]}, seed=3)
+    first = NNModel(params=NNModelParams(net=spec, loss=Losses.MEAN_SQUARED_ERROR))
+    run = first.train(training(DATA, epochs=1), objective=nnx.diffusion_objective(SCHEDULE, seed=1))
+    loaded = NNModel.from_checkpoint(nnx.NNCheckpoint.load(run.id, nnx.Checkpoints.LAST))
+    for name, value in first.net.state_dict().items():
+        assert torch.equal(value, loaded.net.state_dict()[name])

@@ -76,4 +76,7 @@ def _even(owner: str, field: str, value: int) -> int:
 
 def build(config: Mapping[str, Any]) -> DiffusionMLP:
     """The factory of the model ``"diffusion.mlp"``: the arguments of :class:`DiffusionMLP`."""
-    return DiffusionMLP(**{n: list(v) if n == "hidden_dims" else v for n, v in config.items()})
+    asked: dict[str, Any] = dict(config)
+    if "hidden_dims" in asked:
+        asked["hidden_dims"] = list(asked["hidden_dims"])
+    return DiffusionMLP(**asked)
