@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nnx.cli import preparation as prepare
+from nnx.cli.preparation import Preparation
 from nnx.cli.table import Table, TableError, is_missing, read_table
+from nnx.data_splits import plan_split
 from nnx.utils.jsonlike import canonical
 from torch_geometric.utils import coalesce
 
 TASKS = ("node", "link")
+_NO_TARGET = "\0"  # a column that no file has: link runs prepare features and predict none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,3 +154,50 @@ def positions(table: Table, column: str, place: Mapping[str, int], nodes: str) -
             )
         found.append(place[node])
     return found
+
+
+def node_parts(source: GraphSource, table: Table) -> dict[str, tuple[int, ...]]:
+    """The labelled rows of each split, stratified by class."""
+    cells = table.column(str(source.target))
+    known = [row for row, cell in enumerate(cells) if not is_missing(cell)]
+    if not known:
+        raise TableError(
+            f"{table.path}: no node has a {source.target!r}, so nothing can be learned"
+        )
+    prepare.class_labels(filled(table, str(source.target)), str(source.target))
+    shares = (1 - source.validation - source.test, source.validation, source.test)
+    plan = plan_split(
+        known, strategy="stratified", labels=[cells[row] for row in known], proportions=shares,
+        seed=source.split_seed, insufficient="train",
+    )  # fmt: skip
+    named = {"train": plan.train, "validation": plan.validation, "test": plan.test}
+    return {name: tuple(int(row) for row in rows) for name, rows in named.items()}
+
+
+def fit(source: GraphSource, graph: CsvGraph, rows: Sequence[int]) -> Preparation:
+    """What is learned of the columns from the training rows; of links, from all nodes."""
+    table, target = graph.table, source.target
+    if target is None:
+        target = _NO_TARGET
+        cells = [str(row % 2) for row in range(len(table))]
+        table = dataclasses.replace(table, columns={**table.columns, target: cells})
+        drop = {graph.id, *source.drop}
+        if not table.columns.keys() - drop - {target}:
+            raise TableError(
+                f"{table.path} has no column beside the id {graph.id!r} to learn from; add one, "
+                "such as the node's degree"
+            )
+    else:
+        table = filled(table, target)
+    return prepare.fit(
+        table, target=target, rows=rows, impute=source.impute, drop=[graph.id, *source.drop],
+        numeric=source.numeric, categorical=source.categorical,
+    )  # fmt: skip
+
+
+def filled(table: Table, target: str) -> Table:
+    """The table with a known class where a target is missing: those rows are not looked at."""
+    cells = table.column(target)
+    some = next((cell for cell in cells if not is_missing(cell)), "")
+    filled = [some if is_missing(cell) else cell for cell in cells]
+    return dataclasses.replace(table, columns={**table.columns, target: filled})

@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from nnx.callbacks import Callback, EarlyStopping
-from nnx.cli import preparation as prepare
 from nnx.cli.preparation import Preparation
 from nnx.cli.screen import sections
-from nnx.cli.table import Table, TableError, is_missing, read_table
+from nnx.cli.table import Table, TableError, read_table
 from nnx.cli.table_run import load_model
-from nnx.data_splits import plan_split
 from nnx.enums import Devices, Losses
 from nnx.graph.classifier import node_classifier_spec
-from nnx.graph.csv_graph import CsvGraph, GraphSource, positions
+from nnx.graph.csv_graph import CsvGraph, GraphSource, filled, fit, node_parts, positions
 from nnx.graph.dataset import seeds_first
 from nnx.graph.loading import NeighborBatches
 from nnx.link_tasks.predictor import link_predictor_spec
@@ -49,7 +47,6 @@ from torch_geometric.data import Data
 
 FORMAT = "nnx.graph-run/1"
 FILE = "graph.json"
-_NO_TARGET = "\0"  # a column that no file has: link runs prepare features and predict none
 
 
 class _Batches(list[Any]):
@@ -88,10 +85,10 @@ class GraphJob:
                 graph.edge_index, len(graph.ids), val=source.validation, test=source.test,
                 seed=source.split_seed, directed=source.directed,
             )  # fmt: skip
-            fitted = stored or _fit(source, graph, range(len(graph.ids)))
+            fitted = stored or fit(source, graph, range(len(graph.ids)))
             return GraphJob(source, graph, fitted, {}, LinkTask(split))
-        parts = _node_parts(source, graph.table)
-        fitted = stored or _fit(source, graph, parts["train"])
+        parts = node_parts(source, graph.table)
+        fitted = stored or fit(source, graph, parts["train"])
         return GraphJob(source, graph, fitted, parts, None)
 
     def configure(
@@ -270,7 +267,7 @@ class GraphJob:
         return scores
 
     def _filled(self) -> Table:
-        return _filled(self.graph.table, str(self.source.target))
+        return filled(self.graph.table, str(self.source.target))
 
 
 def predict_with(
@@ -389,49 +386,3 @@ def _predicted_pairs(
     return [*names, "probability"], [
         [u, v, f"{p:.6f}"] for (u, v), p in zip(ends, logits.sigmoid().tolist())
     ]
-
-
-def _node_parts(source: GraphSource, table: Table) -> dict[str, tuple[int, ...]]:
-    """The labelled rows of each split, stratified by class."""
-    cells = table.column(str(source.target))
-    known = [row for row, cell in enumerate(cells) if not is_missing(cell)]
-    if not known:
-        raise TableError(
-            f"{table.path}: no node has a {source.target!r}, so nothing can be learned"
-        )
-    prepare.class_labels(_filled(table, str(source.target)), str(source.target))
-    shares = (1 - source.validation - source.test, source.validation, source.test)
-    plan = plan_split(
-        known, strategy="stratified", labels=[cells[row] for row in known], proportions=shares,
-        seed=source.split_seed, insufficient="train",
-    )  # fmt: skip
-    named = {"train": plan.train, "validation": plan.validation, "test": plan.test}
-    return {name: tuple(int(row) for row in rows) for name, rows in named.items()}
-
-
-def _fit(source: GraphSource, graph: CsvGraph, rows: Sequence[int]) -> Preparation:
-    table, target = graph.table, source.target
-    if target is None:
-        target = _NO_TARGET
-        cells = [str(row % 2) for row in range(len(table))]
-        table = dataclasses.replace(table, columns={**table.columns, target: cells})
-        drop = {graph.id, *source.drop}
-        if not table.columns.keys() - drop - {target}:
-            raise TableError(
-                f"{table.path} has no column beside the id {graph.id!r} to learn from; add one, "
-                "such as the node's degree"
-            )
-    else:
-        table = _filled(table, target)
-    return prepare.fit(
-        table, target=target, rows=rows, impute=source.impute, drop=[graph.id, *source.drop],
-        numeric=source.numeric, categorical=source.categorical,
-    )  # fmt: skip
-
-
-def _filled(table: Table, target: str) -> Table:
-    """The table with a known class where a target is missing: those rows are not looked at."""
-    cells = table.column(target)
-    some = next((cell for cell in cells if not is_missing(cell)), "")
-    filled = [some if is_missing(cell) else cell for cell in cells]
-    return dataclasses.replace(table, columns={**table.columns, target: filled})
