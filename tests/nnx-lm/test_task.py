@@ -354,7 +354,7 @@ def test_the_chunked_loss_of_frozen_parts_and_of_autocast():
 
 
 def test_the_perplexity_of_several_processes_is_that_of_all_their_tokens(kit):
-    from nnx.engine.rank_records import merged_record
+    from nnx.engine.ranks.records import merged_record
 
     model = kit.model()
     data = rows(kit, model.tokenizer)

@@ -15,7 +15,7 @@ from nnx.precision import ResolvedPrecision
 from nnx.store import NNRun, providers
 
 if TYPE_CHECKING:
-    from nnx.engine.ranks import Alone
+    from nnx.engine.ranks.base import Ranks
     from nnx.engine.request import FitRequest
     from nnx.models import Model
     from nnx.params import NNModelParams, NNOptimParams, NNSchedulerParams
@@ -67,7 +67,7 @@ class FitPlan:
         return None if params.monitor is None else params.monitor.resolve(params.metrics)
 
 
-def plan_fit(request: FitRequest, ranks: Alone) -> FitPlan:
+def plan_fit(request: FitRequest, ranks: Ranks) -> FitPlan:
     """Check ``request`` and say what follows from it."""
     checks.check_arguments(request)
     params, model, optimizers = request.params, request.model, request.optimizers

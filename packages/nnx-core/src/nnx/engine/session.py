@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from nnx.engine.plan import FitPlan
-    from nnx.engine.ranks import Alone
+    from nnx.engine.ranks.base import Ranks
     from nnx.models import Model
     from nnx.objectives import UpdateEvent
     from nnx.records import NNEvaluationDataPoint, NNIterationDataPoint
@@ -37,7 +37,7 @@ class FitSession:
 
     writer: RunWriter
 
-    def __init__(self, plan: FitPlan, ranks: Alone) -> None:
+    def __init__(self, plan: FitPlan, ranks: Ranks) -> None:
         self.plan = plan
         self.ranks = ranks
         self.model: Model = plan.model
@@ -102,7 +102,6 @@ class FitSession:
         self.discarded = False
         self.warned_unowned = False
         self._counts_windows = self.plan.owner.objective is not None
-        self._is_alone = self.ranks.world_size == 1
 
     def open(self, writer: RunWriter) -> None:
         """The run is reserved: ``writer`` takes what is made from now on."""
@@ -147,7 +146,7 @@ class FitSession:
 
         Of several processes, those of whole epochs: an exchange needs all of them.
         """
-        if self._is_alone:
+        if self.ranks.world_size == 1:
             self.rows.flush()
         return self.writer.idps
 

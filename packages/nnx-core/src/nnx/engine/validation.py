@@ -27,7 +27,7 @@ def validate(session: FitSession) -> NNEvaluationDataPoint | None:
             extra_metrics=params.extra_metrics,
             metrics=params.metrics,
             combine=session.ranks.merge,
-            company=session.ranks.company(params.val_loader),
+            extra_batches=session.ranks.extra_batches(params.val_loader),
         )
     ctx = EvalStepContext(
         model=session.model,

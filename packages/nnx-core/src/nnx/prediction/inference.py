@@ -41,7 +41,7 @@ def evaluate(
     metrics: Sequence[MetricSpec] = (),
     *,
     combine: Callable[[EvaluationTotals], EvaluationTotals] | None = None,
-    company: Iterable[Any] = (),
+    extra_batches: Iterable[Any] = (),
 ) -> NNEvaluationDataPoint:
     """The record of a whole loader: loss, scores, ``extra_metrics`` and declared ``metrics``.
 
@@ -49,7 +49,7 @@ def evaluate(
     from counts and sums: memory does not grow with the loader, unless
     ``extra_metrics`` (called once on all decoded values) or a metric that
     stores its scores makes it. ``combine`` adds what other processes evaluated;
-    ``company`` are batches that only run, where a forward takes all processes.
+    ``extra_batches`` are batches that only run, where a forward takes all processes.
     Raises ``ValueError`` for an empty loader.
     """
     if extra_metrics is not None and not isinstance(extra_metrics, Mapping):
@@ -66,7 +66,7 @@ def evaluate(
             except BatchError as error:
                 where = f"evaluation, batch {totals.batches}"
                 raise BatchError(f"{where}: {error}") from error.__cause__
-        for batch in company:
+        for batch in extra_batches:
             batches.forward_batch(model, batch)
     if combine is not None:
         totals = combine(totals)

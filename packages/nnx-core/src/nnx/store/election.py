@@ -51,7 +51,7 @@ def _same(one: str, other: str) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def bettered(paths: RunPaths, own: Standing | None) -> None:
+def claim(paths: RunPaths, own: Standing | None) -> None:
     """Let a run that just committed a better BEST, of standing ``own``, claim the pointer.
 
     Costs a few look-ups while the holder stays as it was and stays ahead, or is

@@ -382,7 +382,7 @@ class RunWriter:
     ) -> None:
         if best and self._best is not None:
             known = self._about["grounds"]
-            election.bettered(self.paths, standing.of_record(self._best, known))
+            election.claim(self.paths, standing.of_record(self._best, known))
         for stem, checkpoint in deferred.items():
             self.commit_tag(stem, checkpoint, sharded=sharded)
         if self._step_written:

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nnx.callbacks.base import overrides
-from nnx.distributed.group import BACKWARD, FORWARD, Group
+from nnx.distributed.group import FORWARD, Group
 from nnx.distributed.partition import RankPartition, ShardedLoader
 from nnx.distributed.sharding import ShardedNet, check_torch
 from nnx.distributed.spec import FSDP
 from nnx.engine import rng
-from nnx.engine.rank_gradients import GradientSum
-from nnx.engine.rank_records import RankWriter
-from nnx.engine.ranks import Together, layout
+from nnx.engine.ranks.data_parallel import DataParallel, layout
+from nnx.engine.ranks.sharded_gradients import ShardedSum
+from nnx.engine.ranks.sharded_writer import ShardedWriter, told_by
 from nnx.engine.resume.point import find_point
-from nnx.engine.window import BackwardShare
-from nnx.objectives import LossTerm
 from nnx.precision import resolve_precision
 from nnx.seeding import isolated_rng
 from nnx.store import shards
@@ -39,7 +37,7 @@ _OUTSIDE = (
 )
 
 
-class Sharded(Together):
+class Sharded(DataParallel):
     """Data-parallel training under ``distributed=FSDP()``.
 
     A forward and a backward take all processes, so each begins with an agreement, and
@@ -156,7 +154,7 @@ class Sharded(Together):
             )
             for name in dict.fromkeys([*shards.references(weights), *shards.references(state)])
         }
-        with _told_by(self.group):
+        with told_by(self.group):
             load(
                 tensors, storage_reader=reader, planner=load_planner(),
                 process_group=self.group.talk,
@@ -227,7 +225,7 @@ class Sharded(Together):
 
     # -- evaluation -----------------------------------------------------------
 
-    def company(self, loader: Any) -> Iterable[Any]:
+    def extra_batches(self, loader: Any) -> Iterable[Any]:
         """A process with fewer validation batches runs one again, for the others."""
         whole = loader.partition
         rows = -(-whole.n // self.world_size)
@@ -247,169 +245,6 @@ class Sharded(Together):
                 self._together = True
 
 
-class ShardedSum(GradientSum):
-    """Sums over the processes that the backward pass itself takes.
-
-    The processes divide a term by one reference, the denominators of them all. Of a
-    window of several microbatches with one term, only the last one exchanges gradients.
-    """
-
-    owner = "FSDP"
-    net: ShardedNet
-
-    def __init__(self, group: Group, *, find_unused: bool) -> None:
-        super().__init__(group, find_unused=find_unused)
-        self._names: list[str] = []  # terms, as all processes know them
-        self._outputs: list[torch.Tensor] = []  # of the forwards since the last backward
-        self._kept: str | None = None  # the term whose gradients are not exchanged yet
-
-    def note_output(self, output: Any) -> None:
-        """Remember what a forward returned, to take part in a backward without a term."""
-        self._outputs += [t for t in _tensors(output) if t.requires_grad]
-
-    def shares(self, terms: Sequence[LossTerm], *, closes: bool) -> list[BackwardShare] | None:
-        mine = {term.name: term for term in terms}
-        references = self._agreed(mine)
-        names = list(references)
-        if self._kept is not None:
-            names = [self._kept, *(name for name in names if name != self._kept)]
-        keep = len(names) == 1 and not closes
-        self.net.synchronize_gradients(not keep)
-        self._kept = names[0] if keep else None
-        nothing = self._nothing() if any(name not in mine for name in names) else None
-        self._outputs.clear()
-        return [
-            BackwardShare(name, references.get(name, 1.0), mine.get(name), nothing)
-            for name in names
-        ]
-
-    def _agreed(self, mine: Mapping[str, LossTerm]) -> dict[str, float]:
-        """The terms that some process has, with the sum of their denominators."""
-        numbers = [float(any(name not in self._names for name in mine))]
-        for name in self._names:
-            term = mine.get(name)
-            numbers += [0.0, 0.0] if term is None else [1.0, float(term.denominator or 0.0)]
-        unknown, *sums = self._group.add(numbers, about=BACKWARD)
-        if unknown:
-            others = self._group.gather(list(mine))
-            new = sorted({name for names in others for name in names} - set(self._names))
-            self._names += new
-            return self._agreed(mine)
-        pairs = zip(self._names, sums[::2], sums[1::2])
-        return {name: weight or 1.0 for name, active, weight in pairs if active}
-
-    def _nothing(self) -> torch.Tensor:
-        if not self._outputs:
-            raise RuntimeError(
-                "this process has nothing to back-propagate: it ran no forward of the network that "
-                "the other processes did. Under distributed=FSDP() every process runs the network "
-                "on each of its batches, by calling the model's net"
-            )
-        zeros = [torch.where(torch.isfinite(t), t, 0).sum() * 0 for t in self._outputs]
-        return torch.stack(zeros).sum()
-
-    def all_finite(self, finite: bool) -> bool:
-        return not self._group.any(not finite)
-
-    def gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """They are summed already."""
-        trained = [p for p in parameters if p.requires_grad]
-        self.check_unused(sum(1 for p in trained if p.grad is None), len(trained))
-
-
-class ShardedWriter(RankWriter):
-    """All processes write the sharded tensors of a point; the writer then commits it."""
-
-    def commit_epoch(self, checkpoint: Any, training_state: Any, **options: Any) -> None:
-        deferred = options.pop("deferred", None) or {}
-        changed = self._changed(checkpoint, deferred)
-        with self._sharded(checkpoint, training_state) as (weights, state, sharded):
-            options["deferred"] = {tag: weights for tag in deferred if tag not in changed}
-            super().commit_epoch(weights, state, sharded=sharded, **options)
-        for tag in changed:
-            self._commit_tag(tag, deferred[tag])
-
-    def _changed(self, checkpoint: Any, deferred: Mapping[str, Any]) -> list[str]:
-        """The tags whose weights are not those of ``checkpoint`` in some process."""
-        mine = [
-            t for t, kept in deferred.items() if not _alike(kept.net_state, checkpoint.net_state)
-        ]
-        return sorted(set().union(*self._group.gather(mine))) if deferred else []
-
-    def _commit_tag(self, tag: str, checkpoint: Any) -> None:
-        with self._sharded(checkpoint, None) as (weights, _, sharded):
-            self._group.from_writer(
-                lambda: self._write("commit_tag", tag, weights, sharded=sharded)
-            )
-        if self._inner is not None:
-            self._inner.drop_shards(sharded.folder)  # the tag has its own names of the files
-
-    def refresh_last(self, checkpoint: Any, training_state: Any, **options: Any) -> None:
-        with self._sharded(checkpoint, training_state) as (weights, state, sharded):
-            super().refresh_last(weights, state, sharded=sharded)
-
-    @contextlib.contextmanager
-    def _sharded(self, checkpoint: Any, training_state: Any) -> Iterator[tuple[Any, Any, Any]]:
-        tensors: dict[str, Any] = {}
-        weights = shards.take_out(checkpoint.net_state, "net", tensors)
-        state = shards.take_out(training_state, "state", tensors)
-        inner = self._inner
-        folder = self._group.from_writer(lambda: inner.shard_folder())  # type: ignore[union-attr]
-        try:
-            sharded = self._write_shards(folder, tensors)
-            yield replace(checkpoint, net_state=weights), state, sharded
-        except BaseException:
-            if inner is not None:
-                inner.drop_shards(folder)
-            raise
-
-    def _write_shards(self, folder: str, tensors: dict[str, Any]) -> shards.Shards:
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        from nnx.store.dcp import ShardWriter, save_planner
-
-        storage = ShardWriter(folder, self._group.rank)
-        names = hashlib.sha256("\n".join(tensors).encode()).hexdigest()
-        if len(set(self._group.gather(names))) > 1:
-            raise ValueError(
-                "the processes hold different sharded tensors; a callback that keeps weights must "
-                'run in every process (rank_behaviour = "every")'
-            )
-        with _told_by(self._group):
-            save(
-                tensors, storage_writer=storage, planner=save_planner(),
-                process_group=self._group.talk,
-            )  # fmt: skip
-        digests = next(found for found in self._group.gather(storage.digests) if found)
-        return shards.Shards(folder, digests)
-
-
-def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether this process's parts of two nets' weights are equal."""
-
-    def part(value: Any) -> Any:
-        return value.to_local() if shards.is_sharded(value) else value
-
-    return one.keys() == other.keys() and all(
-        torch.equal(part(value), part(other[name])) for name, value in one.items()
-    )
-
-
-@contextlib.contextmanager
-def _told_by(group: Group) -> Iterator[None]:
-    """Raise what went wrong in this process, or the others' failure."""
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    try:
-        with group.answering():
-            yield
-    except CheckpointException as error:
-        if group.rank in error.failures:
-            raise error.failures[group.rank][0] from error
-        group.agree()
-        raise
-
-
 def _first_batch(loader: ShardedLoader) -> Any:
     if len(loader):
         return next(iter(loader))
@@ -426,14 +261,3 @@ def _order_of(plan: Mapping[str, Any]) -> dict[str, Any]:
 def _shaped(value: Any, owned: Sequence[torch.Tensor], index: int) -> bool:
     known = index < len(owned)  # what differs is told by the resume's own checks
     return known and isinstance(value, torch.Tensor) and value.shape == owned[index].shape
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)

@@ -1,33 +1,27 @@
-"""What a fit does differently when several processes train one model.
-
-:class:`Alone` is the single process, where nothing is exchanged;
-:class:`Together` is data-parallel training. The rest of the engine calls them
-without asking which it has.
-"""
+"""Data-parallel training: every process holds the model and trains on its share of a batch."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from nnx.distributed.group import Group
 from nnx.distributed.partition import ShardedLoader
-from nnx.distributed.process import rank_and_world
 from nnx.distributed.roles import EVERY, WRITER, behaviour_of
-from nnx.distributed.spec import DDP, FSDP
-from nnx.engine.rank_gradients import GradientSum
-from nnx.engine.rank_records import RankRecorder, RankWriter, merged_record
+from nnx.engine.ranks.base import Ranks
+from nnx.engine.ranks.gradients import GradientSum
+from nnx.engine.ranks.records import RankRecorder, merged_record
+from nnx.engine.ranks.writer import RankWriter
 from nnx.engine.resume.point import find_point
 from nnx.store.writer import RunWriter
 
 if TYPE_CHECKING:
+    from nnx.distributed.group import Group
+    from nnx.distributed.spec import DDP, FSDP
     from nnx.engine.request import FitRequest
     from nnx.engine.session import FitSession
-    from nnx.engine.window import WindowSynchronizer
-    from nnx.models import Model
     from nnx.prediction.inference import EvaluationTotals
     from nnx.records import NNEvaluationDataPoint
     from nnx.store import NNRun
@@ -37,102 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Alone:
-    """One process: every question is answered here."""
-
-    is_writer = True
-    world_size = 1
-    synchronizer: WindowSynchronizer | None = None
-
-    def guarded(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def check(self, request: FitRequest) -> None:
-        """Refuse what these processes cannot train together."""
-
-    def shard(self, model: Model) -> None:
-        """Before optimizers are built: spread the parameters over the processes."""
-
-    def find(self, request: FitRequest, optimizers: Mapping[str, Any]) -> ResumePoint | None:
-        """The point that the request resumes, with the tensors this process restores."""
-        return find_point(request.params)
-
-    def callbacks(self, callbacks: tuple[Any, ...], *, bounded: bool) -> tuple[Any, ...]:
-        """The callbacks that run in this process."""
-        return callbacks
-
-    def from_writer(self, make: Callable[[], T]) -> T:
-        return make()
-
-    def any(self, flag: bool) -> bool:
-        """Whether it holds in some process."""
-        return flag
-
-    def open_writer(self, run: NNRun, **options: Any) -> contextlib.AbstractContextManager[Any]:
-        return RunWriter.open(run, **options)
-
-    def recorder(self, recorder: EpochRecorder) -> Any:
-        return recorder
-
-    def seed(self, seed: int) -> int:
-        return seed
-
-    def begin(self, session: FitSession) -> None:
-        """After the callbacks have begun, before the first epoch."""
-
-    def stops_now(self, session: FitSession) -> bool:
-        """Whether training ends after the batch just trained on."""
-        return session.ctx.stop_at_update
-
-    def stops_after_epoch(self, session: FitSession) -> bool:
-        return session.ctx.should_stop or session.ctx.stop_at_update
-
-    def company(self, loader: Any) -> Iterable[Any]:
-        """Batches to run after this process's own validation batches, for the others' sake."""
-        return ()
-
-    def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Around an evaluation by the caller's own function."""
-        return contextlib.nullcontext()
-
-    def merge(self, totals: EvaluationTotals) -> EvaluationTotals:
-        """The evaluation of all processes' validation rows."""
-        return totals
-
-    def merge_record(self, record: NNEvaluationDataPoint, loader: Any) -> NNEvaluationDataPoint:
-        """One record of the processes' own records of their validation rows."""
-        return record
-
-    def complete(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Add what a resume of several processes needs to a training state."""
-        return state
-
-    def streams(self, state: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The random streams of this process in a training state."""
-        return state.get("rng_state")
-
-    def components(self, saved: Mapping[str, Any] | None, known: Sequence[str]) -> Any:
-        """The saved components that concern this process, which knows the names ``known``."""
-        return saved
-
-    def resume_problems(self, state: Mapping[str, Any]) -> list[str]:
-        """Why a training state cannot be continued by these processes."""
-        saved = state.get("distributed")
-        if saved is None:
-            return []
-        way_out = "resume with the same number"
-        if saved.get("sharded"):
-            way_out += ", or make it an ordinary one with nnx.distributed.gather_checkpoint"
-        return [
-            f"the checkpoint was trained by {saved['world_size']} processes, this run is one "
-            f"process; {way_out}"
-        ]
-
-    def after_epoch(self, session: FitSession) -> None:
-        """Between an epoch's last batch and its validation."""
-
-
-class Together(Alone):
+class DataParallel(Ranks):
     """Data-parallel training under ``distributed=DDP()``."""
 
     writer = RankWriter
@@ -307,31 +206,6 @@ class Together(Alone):
             )
 
 
-def join(request: FitRequest) -> Alone:
-    """The processes of ``request``: this one, or all of its process group."""
-    spec = request.distributed
-    _, world = rank_and_world()
-    if spec is None:
-        return Alone()
-    if not isinstance(spec, (DDP, FSDP)):
-        raise TypeError(f"distributed must be DDP(), FSDP() or None, not {type(spec).__name__}")
-    name = type(spec).__name__
-    if not torch.distributed.is_initialized():
-        raise RuntimeError(
-            f"distributed={name}() needs a process group: call nnx.distributed.init_process_group() "
-            "in a script started by torchrun"
-        )
-    if spec.writer_rank >= world:
-        raise ValueError(
-            f"{name}.writer_rank is {spec.writer_rank}, and the ranks end at {world - 1}"
-        )
-    if isinstance(spec, FSDP):
-        from nnx.engine.sharded import Sharded
-
-        return Sharded(Group(spec.writer_rank), spec)
-    return Together(Group(spec.writer_rank), spec)
-
-
 def layout(net: torch.nn.Module) -> list[tuple[Any, ...]]:
     """Names, shapes and dtypes of the parameters."""
     return [(n, tuple(p.shape), str(p.dtype)) for n, p in net.named_parameters()]
@@ -357,6 +231,3 @@ def _check_loaders(params: Any, rank: int, world: int) -> None:
                 f"is rank {rank} of {world}: make it with nnx.distributed.{maker} after "
                 "init_process_group()"
             )
-
-
-__all__ = ["Alone", "Together", "join"]
