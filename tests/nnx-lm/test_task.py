@@ -427,3 +427,18 @@ def test_reduced_precision_trains_evaluates_and_writes(kit):
         assert reduced.val_edp.loss == pytest.approx(exact.val_edp.loss, rel=5e-3)
     assert model.net.tok_embed.weight.dtype == torch.float32
     assert model.generate("the cat", temperature=0, max_new_tokens=8).startswith("the cat")
+
+
+def test_predictions_of_a_language_model_are_a_token_for_every_position(kit):
+    model = kit.model()
+    data = rows(kit, model.tokenizer)
+    with torch.no_grad():
+        logits = model.net(data)
+    found = model.predict(data)
+    assert found.logits.shape == logits.shape
+    assert found.classes.tolist() == logits.argmax(-1).tolist()
+    record = model.evaluate([(data[:, :-1], data[:, 1:])])
+    wanted = F.cross_entropy(logits[:, :-1].flatten(0, 1), data[:, 1:].flatten())
+    assert record.loss == pytest.approx(wanted.item(), rel=1e-6)
+    with pytest.raises(ValueError, match="one target for each position"):
+        model.evaluate([(data, data[:, 1:])])

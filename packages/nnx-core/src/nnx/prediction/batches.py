@@ -40,7 +40,7 @@ def forward_batch(model: Model, batch: Any) -> tuple[torch.Tensor, torch.Tensor]
         )
     output = _forward(model, adapter, args, kwargs)
     target = _to(target, device)
-    if output.ndim > 2 and _method(model, "class_axis") == -1:
+    if output.ndim > 2 and class_axis(model) == -1:
         if target.shape != output.shape[:-1]:
             raise ValueError(
                 f"the batch has targets {tuple(target.shape)} for outputs {tuple(output.shape)}, "
@@ -101,6 +101,11 @@ def seed_count(model: Model, batch: Any) -> int | None:
     """How many leading rows of a sampled subgraph are seeds; ``None``: all rows count."""
     find = _method(model, "seed_count")
     return None if find is None else find(batch)
+
+
+def class_axis(model: Model) -> int:
+    """Where the outputs have their classes: -1 where the adapter or the net says so, else 1."""
+    return -1 if _method(model, "class_axis") == -1 else 1
 
 
 class SampleIds:

@@ -228,7 +228,8 @@ def decide(model: Model, logits: np.ndarray) -> np.ndarray:
             f"outputs of shape {logits.shape} have no class axis; declare the model's task "
             "(NNModelParams(task=TaskSpec...)) to say how they are decoded"
         )
-    return semantics.decide(tensor_of(logits)).numpy()
+    last = logits.ndim > 2 and batches.class_axis(model) == -1
+    return semantics.decide(tensor_of(logits), -1 if last else 1).numpy()
 
 
 def to_array(output: torch.Tensor) -> np.ndarray:
