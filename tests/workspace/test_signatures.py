@@ -29,7 +29,6 @@ ON_PURPOSE: dict[str, str] = {}
 # Names of core that come with a module of another distribution.
 WAITING = {
     "nnx.result.decide_result": "nnx.decisions",
-    "nnx.result.inspect_bundle_result": "nnx.bundles",
     "nnx.result.validate_decision_request_result": "nnx.decisions",
 }
 

@@ -164,6 +164,13 @@ class Nets(_Choice):
             raise ImportError(f"{self!r} cannot be built here: {error}") from None
         return build(params=params)
 
+    @property
+    def can_build(self) -> bool:
+        """Whether the distribution that builds the network is here."""
+        from nnx.plugins import manager
+
+        return self.value in _CORE_NETS or (self.value, 1) in manager.registry("net")
+
 
 _CORE_NETS = {"feed_fwd": "nnx.nets.feed_fwd:FeedFwdNN", "conv": "nnx.nets.conv:ConvNN"}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +48,7 @@ __all__ = [
     "describe_borrowed",
     "described_params",
     "module_topology",
+    "only_factories",
     "register_model_factory",
     "registered_model_factories",
     "resolve_model_factory",
@@ -55,6 +58,9 @@ __all__ = [
 ]
 
 _KIND = "model factory"
+_supplied: ContextVar[Mapping[tuple[str, int], ModelFactory] | None] = ContextVar(
+    "supplied model factories", default=None
+)
 
 
 class MissingModelFactoryError(ValueError):
@@ -101,6 +107,14 @@ def resolve_model_factory(spec: ModelSpec) -> ModelFactory:
     Raises :class:`MissingModelFactoryError`, naming the registered versions,
     when there is none in this process.
     """
+    supplied = _supplied.get()
+    if supplied is not None:
+        if (spec.id, spec.version) not in supplied:
+            raise MissingModelFactoryError(
+                f"no factory {spec.id}@v{spec.version} was supplied (supplied: "
+                f"{', '.join(f'{id}@v{version}' for id, version in sorted(supplied)) or 'none'})"
+            )
+        return supplied[spec.id, spec.version]
     try:
         return registry(_KIND).resolve(spec.id, spec.version)
     except UnknownIdError as error:
@@ -108,6 +122,16 @@ def resolve_model_factory(spec: ModelSpec) -> ModelFactory:
             f"{error}. Register it with nnx.register_model_factory("
             f"{spec.id!r}, {spec.version}, factory) before the model is built"
         ) from None
+
+
+@contextlib.contextmanager
+def only_factories(factories: Mapping[tuple[str, int], ModelFactory]) -> Iterator[None]:
+    """Build from these factories alone within the block; the registry is not asked."""
+    token = _supplied.set(dict(factories))
+    try:
+        yield
+    finally:
+        _supplied.reset(token)
 
 
 def build_module(spec: ModelSpec) -> nn.Module:

@@ -10,6 +10,7 @@ a callback propagates.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -22,7 +23,7 @@ F = TypeVar("F")
 
 __all__ = [
     "BoundaryError", "Err", "Ok", "Result", "UnwrapError", "decide_result",
-    "validate_decision_request_result",
+    "inspect_bundle_result", "validate_decision_request_result",
 ]  # fmt: skip
 
 
@@ -198,3 +199,17 @@ def decide_result(
         return Ok(results)
     decide = importlib.import_module("nnx.abstention").decide
     return Ok(tuple(decide(result, policy, model_id=model_id) for result in results))
+
+
+def inspect_bundle_result(path: str | os.PathLike[str]) -> Result[Any, BoundaryError]:
+    """What a bundle holds (``nnx.bundles.inspect_bundle``), or why it cannot be told.
+
+    The codes of an ``Err`` are "artifact_missing" where there is nothing at ``path`` and
+    "bundle_invalid"; every other exception propagates.
+    """
+    bundles = importlib.import_module("nnx.bundles")
+    try:
+        return Ok(bundles.inspect_bundle(path))
+    except bundles.BundleError as error:
+        code = "bundle_invalid" if os.path.lexists(path) else "artifact_missing"
+        return Err(BoundaryError(code, "inspect_bundle", {"path": os.fspath(path)}, error))

@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "gc": "nnx.cli.runs:gc",
     "demo": "nnx.cli.demo:demo",
     "doctor": "nnx.cli.doctor:doctor",
+    "bundle": "nnx.cli.bundle:bundle",
     "plugins": "nnx.cli.plugins:plugins",
     "plugin": "nnx.cli.plugin_new:plugin",
 }

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nnx.engine.unbuilt import uninitialized
 from nnx.models import (
     MissingModelFactoryError,
     check_state_topology,
@@ -55,8 +56,10 @@ def rebuild(
         )
     else:
         kwargs["net_params"] = checkpoint.net_params
+    loads_all = params.net if not checkpoint.transforms else None
     with isolated_rng():
-        model = cls(params=params, **kwargs)
+        with uninitialized(loads_all):  # every weight is loaded below, or this fails
+            model = cls(params=params, **kwargs)
         for transform in checkpoint.transforms:
             replay = manager.registry("transform").resolve(transform.name, transform.version)
             model.net = replay(model.net, transform.options).to(model.device)

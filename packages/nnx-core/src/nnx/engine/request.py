@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nnx.models import Model
     from nnx.params import CompileSpec
     from nnx.provenance import ExperimentManifest
+    from nnx.store.points import ResumePoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +33,4 @@ class FitRequest:
     history: HistoryJournal | None = None
     compile: CompileSpec | None = None
     distributed: Any = None
+    point: ResumePoint | None = None  # what to resume from, where it is no run on disk

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnx.params import NNConvParams
+from nnx.store import original_streams
 
 # A training state of the original NNx, by the names of NNCheckpoint.save.
 ORIGINAL_STATE = {
@@ -20,6 +21,15 @@ ORIGINAL_STATE = {
     "checkpoint_id": "generation",
 }
 
+_ORIGINAL_VERSION = 4
+# In the order in which the original writes them.
+_ORIGINAL_FIELDS = (
+    "checkpoint_id", "optimizer", "optimizer_type", "optimizer_topology", "optimizer_factory",
+    "scheduler", "scheduler_type", "scaler", "rng", "completed_epoch", "generation", "counters",
+    "model", "components", "optimizers", "optimizer_types", "optimizer_topologies",
+    "optimizer_factories", "schedulers", "scheduler_types", "precision", "compile", "distributed",
+)  # fmt: skip
+
 
 def is_original_state(value: Mapping[str, Any]) -> bool:
     return "nnx_training_state_version" in value or "optimizer" in value or "optimizers" in value
@@ -30,7 +40,36 @@ def from_original_state(value: Mapping[str, Any]) -> dict[str, Any]:
     known = {
         k: v for k, v in value.items() if k not in ("nnx_training_state_version", "generation")
     }
-    return {ORIGINAL_STATE.get(key, key): v for key, v in known.items() if v is not None}
+    state = {ORIGINAL_STATE.get(key, key): v for key, v in known.items() if v is not None}
+    streams = state.get("rng_state")
+    if isinstance(streams, Mapping) and original_streams.is_original(streams):
+        state["rng_state"] = original_streams.from_original(streams)
+    return state
+
+
+def to_original_state(
+    state: Mapping[str, Any],
+    *,
+    checkpoint_id: str | None,
+    generation: int | None,
+    completed_epoch: int,
+) -> dict[str, Any]:
+    """A training state as the original NNx names it, with every field that it has.
+
+    What only a point inside an epoch has is beside them.
+    """
+    known = {key: state.get(ORIGINAL_STATE.get(key, key)) for key in _ORIGINAL_FIELDS}
+    extra = {key: state[key] for key in ("position",) if state.get(key) is not None}
+    if known["rng"] is not None:
+        known["rng"] = original_streams.to_original(known["rng"])
+    return {
+        "nnx_training_state_version": _ORIGINAL_VERSION,
+        **known,
+        "checkpoint_id": checkpoint_id or state.get("generation"),
+        "completed_epoch": completed_epoch,
+        "generation": generation,
+        **extra,
+    }
 
 
 def with_original_names(state: Mapping[str, Any]) -> dict[str, Any]:

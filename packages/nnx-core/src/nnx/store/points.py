@@ -26,7 +26,8 @@ class ResumePoint:
     """A verified point of a run: what a resume continues from.
 
     ``shards`` is where the sharded tensors are that the checkpoint and the state
-    still refer to; ``None`` when they hold whole tensors.
+    still refer to; ``None`` when they hold whole tensors. ``bundle`` is the generation of
+    the bundle that a point came in; its run need not be on this disk.
     """
 
     run_id: str
@@ -35,6 +36,7 @@ class ResumePoint:
     training_state: dict[str, Any] | None
     manifest: dict[str, Any] | None
     shards: str | None = None
+    bundle: str | None = None
 
     @property
     def generation(self) -> int | None:

@@ -429,9 +429,11 @@ def _parent_link(point: ResumePoint, root: str | None) -> dict[str, Any]:
         "run_id": point.run_id,
         "checkpoint": point.tag,
         "epoch": point.completed_epoch,
-        "generation": point.generation,
+        "generation": point.generation if point.bundle is None else point.bundle,
         "checkpoint_id": point.checkpoint_id,
     }
+    if point.bundle is not None:
+        return link
     record = load_provenance(point.run_id, root)
     if record is not None and record.attempt is not None:
         link["attempt_id"] = record.attempt.attempt_id

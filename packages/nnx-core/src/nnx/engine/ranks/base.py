@@ -45,7 +45,7 @@ class Ranks:
 
     def find(self, request: FitRequest, optimizers: Mapping[str, Any]) -> ResumePoint | None:
         """The point that the request resumes, with the tensors this process restores."""
-        return find_point(request.params)
+        return find_point(request)
 
     def callbacks(self, callbacks: tuple[Any, ...], *, bounded: bool) -> tuple[Any, ...]:
         """The callbacks that run in this process."""

@@ -81,7 +81,7 @@ class DataParallel(Ranks):
         return self.group.from_writer(make)
 
     def find(self, request: FitRequest, optimizers: Mapping[str, Any]) -> ResumePoint | None:
-        return self.group.from_writer(lambda: find_point(request.params))
+        return self.group.from_writer(lambda: find_point(request))
 
     def any(self, flag: bool) -> bool:
         return self.group.any(flag)

@@ -120,7 +120,7 @@ class Sharded(DataParallel):
 
     def find(self, request: FitRequest, optimizers: Mapping[str, Any]) -> ResumePoint | None:
         """Each process reads its own part, however many wrote the point."""
-        point = self.group.from_writer(lambda: find_point(request.params, whole=False))
+        point = self.group.from_writer(lambda: find_point(request, whole=False))
         if point is None:
             return None
         state = None if request.params.resume_mode == "weights_only" else point.training_state

@@ -71,7 +71,9 @@ def _with_best(session: FitSession, start: FitStart) -> FitStart:
     """
     if start.mode != "stateful":
         return start
-    best = session.ranks.from_writer(lambda: _best_of(session, start.point))
+    # The BEST of a bundle's run is elsewhere, or nowhere.
+    bundled = start.point.bundle is not None
+    best = None if bundled else session.ranks.from_writer(lambda: _best_of(session, start.point))
     if best is None:
         return replace(start, components=start.components.without(MONITOR))
     session.judge.continue_from(best.record)

@@ -13,6 +13,7 @@ from nnx.enums import Schedulers
 from nnx.records import ResumeStatus
 
 if TYPE_CHECKING:
+    from nnx.engine.request import FitRequest
     from nnx.store.inherited import InheritedBest
     from nnx.store.points import ResumePoint
 
@@ -134,10 +135,11 @@ def check_request(params: Any, schedules: Mapping[str, Any]) -> None:
             )
 
 
-def find_point(params: Any, *, whole: bool = True) -> ResumePoint | None:
-    """Read and verify the resume point that ``params`` name; ``None`` for a fresh run."""
-    if params.resume_from_run_id is None:
-        return None
+def find_point(request: FitRequest, *, whole: bool = True) -> ResumePoint | None:
+    """The resume point that was asked for, read and verified; ``None`` for a fresh run."""
+    params = request.params
+    if request.point is not None or params.resume_from_run_id is None:
+        return request.point
     from nnx.store.points import read_point
 
     return read_point(

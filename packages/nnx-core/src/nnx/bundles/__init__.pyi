@@ -1,0 +1,13 @@
+from .comparing import diff_bundles as diff_bundles
+from .errors import BundleCapabilityError as BundleCapabilityError
+from .errors import BundleError as BundleError
+from .errors import BundleIntegrityError as BundleIntegrityError
+from .errors import BundleReconstructionError as BundleReconstructionError
+from .export import export_bundle as export_bundle
+from .info import BundleInfo as BundleInfo
+from .layout import BUNDLE_FORMAT as BUNDLE_FORMAT
+from .layout import is_bundle as is_bundle
+from .reading import inspect_bundle as inspect_bundle
+from .reading import validate_bundle as validate_bundle
+from .reconstruction import ReconstructedBundle as ReconstructedBundle
+from .reconstruction import reconstruct_bundle as reconstruct_bundle
