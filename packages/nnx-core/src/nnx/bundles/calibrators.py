@@ -55,7 +55,7 @@ def check(
         raise error(f"{where} needs two or more distinct labels")
     if not isinstance(record.get("model_id"), str) or not record["model_id"]:
         raise error(f"{where} names no model")
-    temperature = record.get("temperature")
+    temperature: Any = record.get("temperature")
     if record.get("kind") == "temperature" and not (
         type(temperature) in (int, float) and math.isfinite(temperature) and temperature > 0
     ):

@@ -95,7 +95,7 @@ class ReconstructedBundle:
         # Optimizers take tensors over as they are; the bundle's stay for another resume.
         state = copy.deepcopy(self._point.training_state)
         point = dataclasses.replace(
-            self._point, tag=params.resume_from_checkpoint, training_state=state
+            self._point, tag=str(params.resume_from_checkpoint), training_state=state
         )
         owner = UpdateOwner.of(
             train_kwargs.pop("train_step_fn", None), train_kwargs.pop("objective", None)

@@ -90,7 +90,7 @@ def _kind(mode: int) -> str:
     return next((name for test, name in kinds if test(mode)), "a device")
 
 
-def parse_json(data: bytes, where: str, *, error: type[ValueError] = ValueError) -> Any:
+def parse_json(data: bytes | bytearray, where: str, *, error: type[ValueError] = ValueError) -> Any:
     """Strict JSON: UTF-8, no repeated key, no ``NaN``, bounded in items and in depth."""
     if len(data) > MAX_JSON_BYTES:
         raise error(f"{where} has {len(data)} bytes of JSON; at most {MAX_JSON_BYTES} are read")

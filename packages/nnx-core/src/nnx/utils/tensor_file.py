@@ -202,7 +202,7 @@ def chunks(
     for name in order:
         flat = tensors[name].reshape(-1)
         if flat.numel():
-            yield memoryview(flat.view(torch.uint8).numpy())
+            yield flat.view(torch.uint8).numpy().data
 
 
 def tensors_in(header: Header, data: bytearray | memoryview) -> dict[str, torch.Tensor]:

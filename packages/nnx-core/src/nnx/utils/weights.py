@@ -31,7 +31,7 @@ def fingerprint_of(state: Mapping[str, Any]) -> str:
         for name, value in state.items():
             tensor = as_stored(name, value)
             flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
-            data = [memoryview(flat.numpy())] if tensor.numel() else []
+            data = [flat.numpy().data] if tensor.numel() else []
             yield name, dtype_name(tensor.dtype) or "", tuple(tensor.shape), data
 
     return fingerprint(parts())
