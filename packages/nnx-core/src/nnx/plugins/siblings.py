@@ -54,7 +54,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "nnx-hub": ("hub",),
     "nnx-paradigms": ("paradigms", "diffusion"),
     "nnx-eval": (
-        "calibration", "abstention", "decisions", "ranking", "comparison", "plans", "search",
+        "calibration", "conformal", "abstention", "decisions", "ranking", "comparison", "plans", "search",
         "benchmarking",
     ),
 }  # fmt: skip

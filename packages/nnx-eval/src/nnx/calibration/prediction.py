@@ -13,7 +13,8 @@ import numpy as np
 class CalibratedPrediction:
     """N rows with their raw logits, raw and calibrated probabilities (float64, (N, C)).
 
-    ``decoded`` is the argmax of the raw logits. ``override`` says what was
+    ``decoded`` is the argmax of the raw logits; ``temperature`` is that of a
+    temperature calibrator. ``override`` says what was
     accepted by name although the calibrator was not fitted on it.
     """
 
@@ -25,12 +26,18 @@ class CalibratedPrediction:
     sample_ids: np.ndarray
     calibrator_id: str
     model_id: str
-    temperature: float
+    temperature: float | None
     override: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
         """The number of rows."""
         return len(self.logits)
+
+    @property
+    def argmax_changed(self) -> np.ndarray:
+        """(N,) whether calibration makes another class strictly likelier; never by a temperature."""
+        table = self.calibrated_probabilities
+        return table[np.arange(len(table)), self.decoded] < table.max(1)
 
     def decoded_labels(self) -> np.ndarray:
         """The decisions by name, (N,)."""

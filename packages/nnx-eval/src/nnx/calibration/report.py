@@ -37,7 +37,7 @@ class CalibrationReport(JsonArtifact):
     calibrator_id: str
     model_id: str
     labels: tuple[str, ...]
-    temperature: float
+    temperature: float | None
     split_id: str
     calibration_split_id: str
     n_samples: int
@@ -79,11 +79,14 @@ class CalibrationReport(JsonArtifact):
             verb = "has mixed effects on"
         text = (
             f"calibration {verb} {changes}{' unchanged' if verb == 'left' else ''} on split "
-            f"{self.split_id!r} ({self.n_samples} samples, temperature {self.temperature:.6g})"
+            f"{self.split_id!r} ({self.n_samples} samples{self._how()})"
         )
         if self.outcome == "worsened":
             text += "; keep the uncalibrated probabilities"
         return text
+
+    def _how(self) -> str:
+        return "" if self.temperature is None else f", temperature {self.temperature:.6g}"
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"format": self.FORMAT, "kind": "report"}

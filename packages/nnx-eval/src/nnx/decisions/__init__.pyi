@@ -1,3 +1,9 @@
+from .chain import ChainDecision as ChainDecision
+from .chain import TrustChain as TrustChain
+from .costs import ConstrainedThreshold as ConstrainedThreshold
+from .costs import CostPolicy as CostPolicy
+from .costs import binomial_interval as binomial_interval
+from .costs import choose_threshold as choose_threshold
 from .errors import DecisionError as DecisionError
 from .errors import InvalidDecisionRequest as InvalidDecisionRequest
 from .errors import InvalidDecisionResponse as InvalidDecisionResponse

@@ -55,8 +55,7 @@ class FixedHeadProvider:
         task = self.model.task_adapter.spec if self.model.task_adapter is not None else None
         if task is not None and task.kind == "regression":
             raise UnsupportedCapability("a regression has no probabilities to answer with")
-        categorical = task is None or task.kind == "categorical"
-        if self.question is None and not categorical:
+        if self.question is None and task is not None and task.kind != "categorical":
             raise UnsupportedCapability(
                 f"a {task.kind} head answers no choice; a head of one logit answers the Boolean "
                 "that is given as question="

@@ -42,6 +42,8 @@ class NLIProvider:
     revision: str | None = None
     name: str = "nnx.nli"
     model_calls: int = field(default=0, init=False)
+    _entails: int = field(default=0, init=False, repr=False)
+    _contradicts: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         try:
@@ -62,8 +64,10 @@ class NLIProvider:
                 check.count("NLIProvider", name, getattr(self, name))
         except ValueError as error:
             raise InvalidDecisionRequest(str(error)) from None
-        self.entailment_id = self._column("entailment_id", self.entailment_id)
-        self.contradiction_id = self._column("contradiction_id", self.contradiction_id)
+        self._entails = self.entailment_id = self._column("entailment_id", self.entailment_id)
+        self._contradicts = self.contradiction_id = self._column(
+            "contradiction_id", self.contradiction_id
+        )
         if self.entailment_id == self.contradiction_id:
             raise InvalidDecisionRequest("entailment_id and contradiction_id are one column")
 
@@ -104,11 +108,12 @@ class NLIProvider:
         """One result for each text of ``inputs`` (a text, or a list of texts)."""
         self.check(question, inputs)
         texts, hypotheses = texts_of(inputs), self.hypotheses(question)
+        assert isinstance(question, (Choice, Boolean))
         pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
         logits = self._logits(pairs).reshape(len(texts), len(hypotheses), -1)
-        entailed = logits[:, :, self.entailment_id]
+        entailed = logits[:, :, self._entails]
         if isinstance(question, Boolean):
-            contradicted = logits[:, :, self.contradiction_id]
+            contradicted = logits[:, :, self._contradicts]
             answers: list[Any] = softmax(np.hstack([entailed, contradicted]))[:, 0].tolist()
         else:
             answers = [list(zip(question.option_ids, row)) for row in softmax(entailed).tolist()]
@@ -125,7 +130,7 @@ class NLIProvider:
                 logits = np.concatenate([self._forward(part) for part in self._parts(pairs)])
         except Exception as error:
             raise ProviderFailure(f"the model failed: {type(error).__name__}: {error}") from error
-        columns = (int(self.entailment_id), int(self.contradiction_id))
+        columns = (self._entails, self._contradicts)
         if logits.ndim != 2 or logits.shape[1] <= max(columns) or not np.isfinite(logits).all():
             raise InvalidDecisionResponse(
                 f"the model's logits {logits.shape} are not finite numbers of its labels"

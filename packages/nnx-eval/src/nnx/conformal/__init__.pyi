@@ -1,0 +1,12 @@
+from .errors import ConformalError as ConformalError
+from .errors import ConformalMismatchError as ConformalMismatchError
+from .intervals import ConformalIntervals as ConformalIntervals
+from .intervals import IntervalPrediction as IntervalPrediction
+from .intervals import fit_intervals as fit_intervals
+from .quantiles import FORMAT as FORMAT
+from .quantiles import Cell as Cell
+from .quantiles import conformal_rank as conformal_rank
+from .sets import ConformalSets as ConformalSets
+from .sets import SetFitter as SetFitter
+from .sets import SetPrediction as SetPrediction
+from .sets import fit_sets as fit_sets

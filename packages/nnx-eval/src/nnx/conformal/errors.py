@@ -1,0 +1,11 @@
+"""The refusals of a conformal prediction."""
+
+from __future__ import annotations
+
+
+class ConformalError(ValueError):
+    """Scores, levels or a document that cannot be used."""
+
+
+class ConformalMismatchError(ConformalError):
+    """Another model, label order or calibrator than was calibrated."""
