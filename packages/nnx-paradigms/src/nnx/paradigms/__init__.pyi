@@ -34,3 +34,6 @@ from .offline_distillation import TeacherRecord as TeacherRecord
 from .offline_distillation import evaluate_offline as evaluate_offline
 from .offline_distillation import read_teacher_records as read_teacher_records
 from .offline_distillation import write_teacher_records as write_teacher_records
+from .averaging import EMA as EMA
+from .averaging import SWA as SWA
+from .averaging import WeightAverage as WeightAverage

@@ -1,0 +1,55 @@
+"""Trains one paradigm in each process of a group, or in one alone, and writes what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from nnx import NNOptimParams, NNTrainParams
+from nnx.distributed import DDP, init_process_group, shutdown
+from nnx.paradigms import moe_objective, simclr_objective
+from small_models import X, Y, feed_forward, losses, mixture, numbers
+from torch.utils.data import DataLoader, TensorDataset
+
+ROWS = 16  # of every joined batch
+
+
+def case(name):
+    if name == "simclr":
+        data = TensorDataset(X[:48], X[:48] + 0.1 * numbers(31, 48, 6))
+        return feed_forward(out=8, dropout=0.0), simclr_objective(temperature=0.3), data
+    objective = moe_objective(aux_loss_weight=0.5)
+    return mixture(experts=6, top_k=1), objective, TensorDataset(X[:48], Y[:48])
+
+
+def train(name, world, folder):
+    from nnx.distributed import train_loader
+
+    model, objective, data = case(name)
+    if world == 1:
+        loader = DataLoader(data, batch_size=ROWS)
+    else:
+        loader = train_loader(data, ROWS // world, shuffle=False)
+    optim = NNOptimParams.builder().sgd(max_lr=0.5).build()
+    params = NNTrainParams(n_epochs=2, seed=3, train_loader=loader, optim=optim)
+    spec = None if world == 1 else DDP(find_unused_parameters=True)
+    os.chdir(folder)
+    run = model.train(params, objective=objective, distributed=spec, salt=f"{name} {world}")
+    weights = {n: v.double().flatten().tolist() for n, v in model.net.state_dict().items()}
+    return {"losses": losses(run), "weights": weights}
+
+
+def main():
+    names, folder = sys.argv[1].split(","), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    rank, world = init_process_group()
+    found = {name: train(name, world, folder) for name in names}
+    (folder / f"{world}-{rank}.json").write_text(json.dumps(found))
+    shutdown()
+
+
+if __name__ == "__main__":
+    main()
