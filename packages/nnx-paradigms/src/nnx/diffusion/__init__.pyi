@@ -6,3 +6,6 @@ from .schedules import NoiseSchedulers as NoiseSchedulers
 from .training import DiffusionObjective as DiffusionObjective
 from .training import diffusion_objective as diffusion_objective
 from .training import diffusion_train_step_factory as diffusion_train_step_factory
+from .sampling import sample_in_steps as sample_in_steps
+from .schedules import zero_terminal_snr as zero_terminal_snr
+from .training import stored_schedule as stored_schedule

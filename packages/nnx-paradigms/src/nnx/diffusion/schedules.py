@@ -86,3 +86,15 @@ def schedule_of(kind: NoiseSchedulers, betas: torch.Tensor) -> NoiseSchedule:
         sqrt_one_minus_alphas_cumprod=(1.0 - kept).sqrt(),
         posterior_variance=betas * (1.0 - before) / (1.0 - kept),
     )
+
+
+def zero_terminal_snr(schedule: NoiseSchedule) -> NoiseSchedule:
+    """``schedule`` rescaled so that its last step is all noise (Lin et al. 2023, arXiv:2305.08891).
+
+    Train it with ``prediction="velocity"`` or ``"sample"``.
+    """
+    roots = schedule.alphas_cumprod.double().sqrt()
+    first, last = roots[0], roots[-1]
+    kept = ((roots - last) * first / (first - last)).square()
+    alphas = torch.cat((kept[:1], kept[1:] / kept[:-1]))
+    return schedule_of(schedule.kind, (1 - alphas).float())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nnx.diffusion.schedules import NoiseSchedule, NoiseSchedulers
+from nnx.diffusion.schedules import NoiseSchedule, NoiseSchedulers, schedule_of
 from nnx.objectives import LossTerm, ObjectiveContext, ObjectiveResult
 from nnx.objectives.supervised import single_input
 from nnx.paradigms.draws import DrawingObjective
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 NoiseFn = Callable[[torch.Tensor, torch.Generator], tuple[torch.Tensor, torch.Tensor]]
 """``(x_0, generator)`` to timesteps (B,), integers in [0, T), and noise of the shape of x_0."""
+
+PREDICTIONS = ("noise", "sample", "velocity")
 
 
 def diffusion_train_step_factory(schedule: NoiseSchedule) -> TrainStepFn:
@@ -40,9 +42,18 @@ def diffusion_objective(
     seed: int | None = None,
     noise_fn: NoiseFn | None = None,
     nonfinite: str = "fail",
+    prediction: str = "noise",
+    min_snr: float | None = None,
 ) -> DiffusionObjective:
     """DDPM's noise prediction for the update engine; see :class:`DiffusionObjective`."""
-    return DiffusionObjective(schedule, seed=seed, noise_fn=noise_fn, nonfinite=nonfinite)
+    return DiffusionObjective(
+        schedule,
+        seed=seed,
+        noise_fn=noise_fn,
+        nonfinite=nonfinite,
+        prediction=prediction,
+        min_snr=min_snr,
+    )
 
 
 class DiffusionObjective(DrawingObjective):
@@ -50,7 +61,13 @@ class DiffusionObjective(DrawingObjective):
 
     Timesteps and noise come from the objective's own CPU generator, which is component
     state (``diffusion.objective``) together with a fingerprint of the schedule: a resume
-    with another one is refused. ``noise_fn(x_0, generator)`` may supply both.
+    with another one is refused, and :func:`stored_schedule` reads it from a run.
+    ``noise_fn(x_0, generator)`` may supply both.
+
+    ``prediction`` is what the net gives: the ``"noise"``, the ``"sample"`` x_0, or the
+    ``"velocity"`` √ᾱ · noise − √(1 − ᾱ) · x_0 (Salimans and Ho 2022, arXiv:2202.00512); the
+    term is named after it. ``min_snr`` caps the weight of easy timesteps at that
+    signal-to-noise ratio (Hang et al. 2023, arXiv:2303.09556; 5 is usual).
     """
 
     component_name = "diffusion.objective"
@@ -62,12 +79,23 @@ class DiffusionObjective(DrawingObjective):
         seed: int | None = None,
         noise_fn: NoiseFn | None = None,
         nonfinite: str = "fail",
+        prediction: str = "noise",
+        min_snr: float | None = None,
     ) -> None:
         super().__init__(seed=seed, nonfinite=nonfinite)
         check.instance("diffusion_objective", "schedule", schedule, NoiseSchedule)
         if noise_fn is not None and not callable(noise_fn):
             check.refuse_type("diffusion_objective", "noise_fn", noise_fn, "callable")
         self.schedule, self.noise_fn = schedule, noise_fn
+        self.prediction = check.choice("diffusion_objective", "prediction", prediction, PREDICTIONS)
+        if min_snr is not None:
+            min_snr = float(check.real("diffusion_objective", "min_snr", min_snr, above=0))
+        self.min_snr = min_snr
+        if prediction == "noise" and float(schedule.alphas_cumprod[-1]) == 0.0:
+            raise ValueError(
+                "diffusion_objective: the schedule's last step is all noise, whose prediction says "
+                'nothing of the sample; use prediction="velocity" or "sample"'
+            )
 
     def __call__(self, ctx: ObjectiveContext) -> ObjectiveResult:
         model = ctx.model
@@ -76,8 +104,12 @@ class DiffusionObjective(DrawingObjective):
         self._check_draw(x_0, t, noise)
         t, noise = t.to(x_0.device), noise.to(x_0)
         self.schedule = self.schedule.to(x_0.device)
-        error = ctx.full_precision(model.net(self._noised(x_0, t, noise), t)) - noise
-        term = LossTerm("noise_mse", error.square().sum(), error.numel())
+        wanted = self._wanted(x_0, t, noise)
+        error = ctx.full_precision(model.net(self._noised(x_0, t, noise), t)) - wanted
+        squares = error.square()
+        if self.min_snr is not None:
+            squares = squares * self._weights(t).view(-1, *[1] * (x_0.dim() - 1))
+        term = LossTerm(f"{self.prediction}_mse", squares.sum(), error.numel())
         return ObjectiveResult((term,), self._record(term))
 
     def draw(self, x_0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,11 +132,32 @@ class DiffusionObjective(DrawingObjective):
         check_denoiser(model.net)
 
     def spec(self) -> dict[str, Any]:
-        return {"T": self.schedule.T, "betas": fingerprint(self.schedule)}
+        return {
+            "T": self.schedule.T,
+            "betas": fingerprint(self.schedule),
+            "prediction": self.prediction,
+            "min_snr": self.min_snr,
+        }
+
+    def component_state(self) -> dict[str, Any]:
+        schedule = {"kind": self.schedule.kind.value, "betas": self.schedule.betas.cpu().clone()}
+        return {**super().component_state(), "schedule": schedule}
 
     def _record(self, term: LossTerm) -> NNEvaluationDataPoint:
         value = term.value
-        return NNEvaluationDataPoint(metrics={} if value is None else {"noise_mse": value})
+        return NNEvaluationDataPoint(metrics={} if value is None else {term.name: value})
+
+    def _wanted(self, x_0: torch.Tensor, t: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        if self.prediction == "noise":
+            return noise
+        return x_0 if self.prediction == "sample" else self._noised(noise, t, -x_0)
+
+    def _weights(self, t: torch.Tensor) -> torch.Tensor:
+        """min(SNR, cap) in units of x_0's loss, over what the prediction's own loss weighs."""
+        kept = self.schedule.alphas_cumprod[t]
+        ratio = kept / (1 - kept)
+        own = {"noise": ratio, "sample": torch.ones_like(ratio), "velocity": ratio + 1}
+        return ratio.clamp(max=self.min_snr) / own[self.prediction]
 
     def _noised(self, x_0: torch.Tensor, t: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         shape = (-1, *[1] * (x_0.dim() - 1))
@@ -136,6 +189,24 @@ def fingerprint(schedule: NoiseSchedule) -> str:
     return hashlib.sha256(schedule.betas.detach().cpu().double().numpy().tobytes()).hexdigest()
 
 
+def stored_schedule(run: str, *, tag: Any = "last", root: str | None = None) -> NoiseSchedule:
+    """The schedule that the run ``run`` was trained with, by a :class:`DiffusionObjective`.
+
+    Raises ``FileNotFoundError`` for a run or tag that is not there and ``ValueError`` for
+    one that no diffusion objective trained.
+    """
+    from nnx.store import NNCheckpoint
+
+    state = NNCheckpoint.load_training_state(run, tag, root)
+    if state is None:
+        raise FileNotFoundError(f"there is no training state {tag} of the run {run}")
+    saved = (state.get("components") or {}).get(DiffusionObjective.component_name)
+    if saved is None or "schedule" not in saved["state"]:
+        raise ValueError(f"the run {run} holds no schedule: no diffusion_objective trained it")
+    schedule = saved["state"]["schedule"]
+    return schedule_of(NoiseSchedulers(schedule["kind"]), schedule["betas"])
+
+
 def check_denoiser(net: torch.nn.Module) -> None:
     """Refuse a net whose forward does not take ``(x, t)``."""
     try:
@@ -151,8 +222,9 @@ def of_config(config: Mapping[str, Any]) -> DiffusionObjective:
     """The factory of ``"diffusion.noise"``.
 
     ``config`` has the ``kind`` of the schedule, its arguments (``T``, ``beta_min``,
-    ``beta_max``, ``s``) and the objective's (``seed``, ``nonfinite``).
+    ``beta_max``, ``s``) and the objective's (``seed``, ``nonfinite``, ``prediction``, ``min_snr``).
     """
-    own = {name: config[name] for name in ("seed", "nonfinite") if name in config}
+    names = ("seed", "nonfinite", "prediction", "min_snr")
+    own = {name: config[name] for name in names if name in config}
     asked = {name: value for name, value in config.items() if name not in ("kind", *own)}
     return DiffusionObjective(NoiseSchedulers(config["kind"])(**asked), **own)
