@@ -1,0 +1,7 @@
+"""How fast a forward is: measured with the device synchronized and compilation set apart."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,9 @@
+from .forward import BenchmarkReport as BenchmarkReport
+from .forward import CompileComparison as CompileComparison
+from .forward import benchmark_forward as benchmark_forward
+from .forward import compare_compile as compare_compile
+from .profiling import ProfileReport as ProfileReport
+from .profiling import profile_forward as profile_forward
+from .runs import LayerCost as LayerCost
+from .runs import RunBenchmark as RunBenchmark
+from .runs import benchmark_run as benchmark_run

@@ -1,0 +1,7 @@
+"""Search for a configuration within a budget: an Optuna study over an experiment plan."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
