@@ -20,6 +20,7 @@ Temperature = Annotated[
 ]
 TopP = Annotated[float, typer.Option("--top-p", min=0, max=1, help="Draw from this share.")]
 MaxTokens = Annotated[int, typer.Option("--tokens", "-n", min=0, help="The most tokens to add.")]
+Point = Annotated[str, typer.Option("--checkpoint", help="'best' on held-out text, or 'last'.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Draw the same text again.")]
 
 
@@ -94,6 +95,7 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End where this text appears.")
     ] = None,
+    checkpoint: Point = "best",
     runs: RunsFolder = None,
 ) -> None:
     """Continue a text with a trained model, as it is written.
@@ -102,7 +104,7 @@ def generate(
     """
     from nnx.lm.text_run import END_OF_TEXT
 
-    model = _model(run, runs)
+    model = _model(run, runs, checkpoint)
     end = model.tokenizer.tokenizer.token_to_id(END_OF_TEXT)
     _tell(prompt)
     model.generate(
@@ -120,6 +122,7 @@ def chat(
     temperature: Temperature = 0.8,
     top_p: TopP = 0.95,
     seed: Seed = None,
+    checkpoint: Point = "best",
     runs: RunsFolder = None,
 ) -> None:
     """Talk with a model that learned from conversations; an empty line ends it.
@@ -128,7 +131,7 @@ def chat(
     """
     from nnx.lm.chat import ChatTemplate, reply
 
-    model = _model(run, runs)
+    model = _model(run, runs, checkpoint)
     ChatTemplate().end_id(model.tokenizer)  # refuse before the first question
     messages = [{"role": "system", "content": system}] if system else []
     while text := _ask():
@@ -141,13 +144,17 @@ def chat(
         messages.append({"role": "assistant", "content": answer})
 
 
-def _model(run: str, runs: str | None):  # type: ignore[no-untyped-def]
+def _model(run: str, runs: str | None, checkpoint: str):  # type: ignore[no-untyped-def]
+    from nnx.enums import Checkpoints
     from nnx.lm.model import GenerativeNNModel
     from nnx.store.listing import find_run
+    from nnx.utils import validation as check
 
     use_runs(runs)
     id = find_run(run)
-    model = GenerativeNNModel.from_run(id)
+    known = [point.value for point in Checkpoints]
+    point = Checkpoints(check.choice("nnx lm", "checkpoint", checkpoint, known))
+    model = GenerativeNNModel.from_run(id, point)
     if model.tokenizer is None:
         raise ValueError(
             f"run {id} recorded no tokenizer: it is no language model, or was trained without one"
