@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from pathlib import Path
@@ -314,7 +315,7 @@ def test_the_command(root, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     run = make_run(root)
-    monkeypatch.delenv("NNX_RUNS", raising=False)
+    monkeypatch.setenv("NNX_RUNS", "")  # the command sets it; it is put back
     out = tmp_path / "page.html"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -322,5 +323,18 @@ def test_the_command(root, tmp_path, monkeypatch):
         result = runner.invoke(app, ["report", run.id[:10], "-o", str(out), "--runs", root])
         assert result.exit_code == 0, result.output
         assert out.exists()
+        table = tmp_path / "data.csv"
+        table.write_text("a,b\n1,2\n")
+        for name in (str(table), str(tmp_path), str(tmp_path / "absent" / "page.html")):
+            refused = runner.invoke(app, ["report", run.id, "-o", name, "--runs", root])
+            assert refused.exit_code == 1
+            told = {
+                "data.csv": f"{table} is there and is no HTML page; choose another file with --out",
+                "page.html": f"there is no folder {tmp_path / 'absent'}, where {name} would lie",
+            }.get(os.path.basename(name), f"{name} is a folder; name a file in it")
+            assert told in " ".join(refused.output.split())
+        assert table.read_text() == "a,b\n1,2\n"
+        again = runner.invoke(app, ["report", run.id, "-o", str(out), "--runs", root])
+        assert again.exit_code == 0  # a page is replaced by a newer one
         missing = runner.invoke(app, ["report", "zzz", "-o", str(out), "--runs", root])
         assert missing.exit_code == 1

@@ -313,6 +313,30 @@ def test_a_configuration_of_another_kind_of_target_is_refused(here: Path, nnx: N
     (here / "two.yaml").write_text(text)
     refused = nnx("train", "lonely.csv", "--target", "y", "--config", "two.yaml")
     assert refused.returncode == 1
+    assert refused.stderr == (
+        "nnx: the model of two.yaml predicts regression targets, but the target 'y' of lonely.csv "
+        "is categorical; pass --regression to predict a number\n"
+    )
+    wide = ["a", "b", "y"]
+    write(here / "wide.csv", wide, ([n, n + 1, n * 1.5] for n in range(20)))
+    refused = nnx("train", "wide.csv", "--target", "y", "--regression", "--config", config)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        f"nnx: the network of {config} has 1 inputs, but wide.csv needs 2; train without --config, "
+        "or on a table of the same columns\n"
+    )
+    text = (here / config).read_text()
+    for name, content, message in (
+        ("empty.yaml", "", "empty.yaml"),
+        ("broken.yaml", "a: [", "broken.yaml is not valid YAML"),
+        ("typo.yaml", text.replace("n_epochs", "n_epoch"), "n_epochs"),
+    ):
+        (here / name).write_text(content)
+        refused = nnx("train", "numbers.csv", "--target", "y", "--regression", "--config", name)
+        assert refused.returncode == 1
+        assert message in refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert len(run_ids(here)) == 1
 
 
 def test_predictions_of_a_number_keep_all_digits(here: Path, nnx: Nnx) -> None:

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from nnx.history import HistoryJournal
+from nnx.history import HistoryJournal, iter_history
 from nnx.provenance import ExperimentManifest
 from nnx.store import RunWriter, inherited
 from nnx.store.lease import lease
@@ -72,6 +72,24 @@ def test_a_run_in_training_and_an_unreadable_one_are_marked(nnx, two):
     assert listed[stopped.id]["status"] == "training"
     assert listed[finished.id]["status"] == "unreadable"
     assert "corrupted" in listed[finished.id]["problem"]
+
+
+@pytest.mark.parametrize("form", ["csv", "journal", "monitor"])
+def test_runs_of_the_original_show_how_far_they_came_and_their_best(nnx, form):
+    root = Path(__file__).parents[2] / "data" / "original-runs" / form
+    (row,) = json.loads(nnx("runs", "--runs", str(root), "--json").stdout)
+    records = list(iter_history(row["id"], root))
+    ends = {record.epoch_idx: record for record in records}  # the last record of each epoch
+    value = {
+        epoch: end.selection.value if form == "monitor" else end.val_edp.error
+        for epoch, end in ends.items()
+    }
+    best = min(value, key=lambda epoch: (value[epoch], epoch))
+    assert (row["status"], row["epochs"]) == ("finished", len(ends))
+    assert (row["loss"], row["error"]) == (
+        records[-1].val_edp.loss, records[-1].val_edp.error
+    )  # fmt: skip
+    assert (row["best_epoch"], row["best"]) == (best, value[best])
 
 
 def test_show_takes_a_prefix_and_best(nnx, two):

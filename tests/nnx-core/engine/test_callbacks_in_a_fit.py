@@ -249,6 +249,36 @@ def test_a_failing_clean_up_does_not_hide_the_failure(kit):
         )
 
 
+def test_every_hook_runs_in_the_order_of_the_list_the_last_one_too(kit):
+    order = []
+
+    def note(name):
+        def hook(which):
+            return lambda self, ctx: order.append((which, name))
+
+        return type("Note", (Callback,), {which: hook(which) for which in HOOKS})()
+
+    kit.model().train(kit.train_params(n_epochs=1), callbacks=[note("b"), note("a"), note("c")])
+    assert order == [(which, name) for which in HOOKS for name in "bac"]
+
+
+def test_the_first_end_that_fails_is_raised_and_the_others_warn(kit):
+    last = Journal()
+    with (
+        pytest.warns(RuntimeWarning, match="second end"),
+        pytest.raises(RuntimeError, match="first end"),
+    ):
+        kit.model().train(
+            kit.train_params(n_epochs=1),
+            callbacks=[
+                Raises("on_train_end", RuntimeError("first end")),
+                Raises("on_train_end", RuntimeError("second end")),
+                last,
+            ],
+        )
+    assert last.calls[-1] == "train end"
+
+
 def test_a_failing_end_lets_the_others_close(kit):
     before, after = Journal(), Journal()
     with pytest.raises(KeyboardInterrupt):

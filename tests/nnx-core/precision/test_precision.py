@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from nnx.enums import Nets
+from nnx.params import NNModelParams
 from nnx.precision import (
     PRECISION_MODES,
     REFERENCE_TOLERANCES,
@@ -21,6 +23,19 @@ from nnx.precision import (
 
 def params(precision=None, mixed_precision=False):
     return SimpleNamespace(precision=precision, mixed_precision=mixed_precision)
+
+
+def test_a_record_speaks_in_the_words_of_the_arguments_that_asked():
+    asked = {
+        "policy": {"precision": PrecisionPolicy("bf16")},
+        "mixed_precision": {"mixed_precision": True},
+        "default": {},
+    }
+    for source, arguments in asked.items():
+        record = resolve_precision(NNModelParams(net=Nets.FEED_FWD, **arguments), "cpu").record()
+        assert record["source"] == source
+        assert {record["requested"], record["effective"]} <= {"fp32", "fp16", "bf16"}
+        assert ResolvedPrecision.from_record(record).record() == record
 
 
 def test_the_public_constants():

@@ -16,6 +16,8 @@ X, Y = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.ara
 OUTSIDE = Y.clone()
 OUTSIDE[9] = 7
 CLASS = r"row 1 has the class 7, but the net has 2 outputs, for the classes 0 to 1; correct the"
+WIDE = torch.randn(16, 5)
+WIDTH = "the inputs have 5 features, but the net takes 4; give it the columns of .* input_dim=5"
 DTYPE = r"the inputs are torch\.float64 and the net is torch\.float32; convert the data"
 
 
@@ -47,6 +49,14 @@ def train(train_loader: Any, val_loader: Any = None) -> Any:
         (lambda: train(loader(X, Y), loader(X, OUTSIDE)), f"evaluation, batch 2: {CLASS}"),
         (lambda: model().evaluate(loader(X.double(), Y)), f"evaluation, batch 0: {DTYPE}"),
         (lambda: model().predict(X.double()), DTYPE),
+        (lambda: train(loader(WIDE, Y)), f"epoch 0, batch 0: {WIDTH}"),
+        (lambda: model().evaluate(loader(WIDE, Y)), f"evaluation, batch 0: {WIDTH}"),
+        (lambda: model().predict(WIDE), WIDTH),
+        (lambda: model().predict(torch.randn(3, 2, 3)), WIDTH.replace("5", "6")),
+        (
+            lambda: train([(X, Y[:3])]),
+            "epoch 0, batch 0: 16 rows of outputs cannot be compared with 3 targets; a batch has",
+        ),
     ],
 )
 def test_a_batch_that_does_not_fit_is_named(
@@ -55,7 +65,28 @@ def test_a_batch_that_does_not_fit_is_named(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message) as caught:
         call()
-    assert isinstance(caught.value.__cause__, (RuntimeError, IndexError))
+    assert isinstance(caught.value.__cause__, (RuntimeError, IndexError, ValueError))
+
+
+def test_a_table_of_pandas_is_no_loader() -> None:
+    frame = pd.DataFrame(X.numpy(), columns=list("abcd"))
+    for refused in (lambda: train(frame), lambda: train(loader(X, Y), frame["a"])):
+        with pytest.raises(
+            ValueError, match=r"_loader is a pandas .* gives no batches; nnx.NNTabu"
+        ):
+            refused()
+    with pytest.raises(TypeError, match=r"a pandas DataFrame is neither .*; give batches of inp"):
+        model().evaluate(frame)
+    with pytest.raises(ValueError, match=r"got Tensor; a loader gives them: DataLoader\(TensorDat"):
+        model().evaluate(X)
+
+
+def test_another_error_of_the_net_stays_as_it_is() -> None:
+    broken = model()
+    broken.net.layers[1] = torch.nn.Linear(9, 2)
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
+        broken.predict(X)
+    assert not isinstance(caught.value, ValueError)
 
 
 def test_an_ignored_target_is_not_the_one_that_is_named() -> None:
@@ -63,11 +94,6 @@ def test_an_ignored_target_is_not_the_one_that_is_named() -> None:
     ignored[8] = -100
     with pytest.raises(ValueError, match=CLASS):
         model().evaluate(loader(X, ignored))
-
-
-def test_another_error_of_the_net_stays_as_it_is() -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        model().predict(X[:, :3])
 
 
 @pytest.mark.parametrize("table", [pd.DataFrame(X.numpy()), pd.DataFrame(X.numpy())[0]])

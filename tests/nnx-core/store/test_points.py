@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nnx.callbacks import ModelCheckpoint
 from nnx.enums import Checkpoints
 from nnx.params import NNCheckpointTransform
 from nnx.store import NNCheckpoint, NNRun, ResumePointError, read_point
@@ -148,7 +149,7 @@ def test_what_a_resume_asks_for_in_vain_is_said_with_what_is_there(run):
         read_point(run.id, Checkpoints.Q1)
     with pytest.raises(FileNotFoundError, match="no run 'nothing'"):
         read_point("nothing", "last")
-    for tag in ("../last", "a/b", "", ".x", "last.pt", "a\x00"):
+    for tag in ("../last", "a/b", "", ".x", "last.pt", "a\x00", "nul", "Com1", "a:b", "a ", "a."):
         with pytest.raises(ValueError, match="checkpoint tag"):
             read_point(run.id, tag)
 
@@ -157,6 +158,16 @@ def test_the_best_run_is_read_through_the_pointer(run):
     point = read_point("best", "best")
     assert (point.run_id, point.completed_epoch) == (run.id, 1)
     assert NNRun.load("best").id == run.id
+
+
+@pytest.mark.parametrize(
+    "tag", ["a:b", "a*", "a\nb", ".a", " a", "a/b", "con.x", "a.pt", "a" * 178]
+)
+def test_a_tag_that_some_system_refuses_is_refused_before_anything_trains(tag):
+    with pytest.raises(ValueError, match=r"ModelCheckpoint\.tag must be usable in a file name"):
+        ModelCheckpoint([7], tag=tag)
+    for name in ("nul", "写真", "a b", "nulls"):  # what follows makes a plain name of it
+        assert ModelCheckpoint([7], tag=name).tag == name
 
 
 # Data only

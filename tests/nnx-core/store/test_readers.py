@@ -11,6 +11,7 @@ from nnx.enums import Checkpoints
 from nnx.history import HistoryJournal, iter_history
 from nnx.store import NNCheckpoint, NNRun, RunWriter, read_point
 from nnx.store.listing import list_runs
+from nnx.store.points import verify_point
 
 
 @pytest.mark.filterwarnings("error")
@@ -77,6 +78,55 @@ def test_readers_beside_a_training_see_whole_epochs(parts, root, history):
     for looks in seen.values():
         assert looks == sorted(looks)
     assert (seen["load"][-1], seen["point"][-1], seen["all"][-1]) == (59, 59, 120)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("history", [None, HistoryJournal(retention=8)], ids=["table", "journal"])
+def test_readers_see_one_run_or_the_other_while_it_is_overwritten(parts, root, history):
+    run = parts.run(2, salt="again")
+    done, errors = threading.Event(), []
+
+    def fit():
+        with RunWriter.open(run, history=history, overwrite=True) as writer:
+            for epoch in range(2):
+                writer.extend(parts.record(epoch, batch) for batch in range(2))
+                checkpoint = parts.checkpoint(epoch, idp=writer.idps[-1])
+                writer.commit_epoch(checkpoint, parts.state(epoch), best=True)
+
+    def listed():
+        for row in list_runs():
+            assert row.problem is None
+            assert row.epochs in (1, 2)
+
+    def reader(look):
+        def loop():
+            try:
+                while not done.is_set():
+                    look()
+            except BaseException as error:
+                errors.append(error)
+
+        return threading.Thread(target=loop)
+
+    fit()
+    looks = (
+        lambda: NNRun.load(run.id),
+        lambda: NNRun.all(),
+        lambda: read_point(run.id, "last"),
+        lambda: verify_point(run.id, "best"),
+        listed,
+    )
+    threads = [reader(look) for look in looks]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(8):
+            fit()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []
 
 
 @pytest.mark.parametrize("name", ["", "checkpoints"])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 import pytest
 import torch
@@ -61,6 +63,34 @@ def test_an_existing_run_is_refused_before_anything_changes(train, root):
     ):
         raise AssertionError
     assert sorted(os.listdir(f"runs/{run.id}")) == before
+
+
+def test_a_second_writer_is_told_at_once_and_afterwards_that_the_run_is_there(parts, root):
+    run = parts.run()
+    told = []
+
+    def second():
+        began = time.monotonic()
+        try:
+            with RunWriter.open(run, overwrite=True):
+                raise AssertionError
+        except RunBusyError as error:
+            told.append((str(error), time.monotonic() - began))
+
+    with RunWriter.open(run) as writer:
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+        writer.append(parts.record(0, 1))
+        writer.commit_epoch(parts.checkpoint(0), parts.state(0), best=True)
+    ((message, waited),) = told
+    assert f"(lock {os.path.join('runs', '.leases', run.id)}" in message
+    assert waited < 10  # a training takes hours
+    with pytest.raises(FileExistsError, match="overwrite_existing=True"), RunWriter.open(run):
+        raise AssertionError
+    with RunWriter.open(run, overwrite=True):
+        pass
+    assert NNRun.load(run.id).idps  # nothing was committed in its place
 
 
 def test_a_run_that_is_being_written_is_refused(parts, root):

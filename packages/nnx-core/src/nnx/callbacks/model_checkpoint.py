@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nnx.callbacks.base import Callback
+from nnx.store.paths import tag_name
 from nnx.utils import validation as check
 
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ class ModelCheckpoint(Callback):
         owner = "ModelCheckpoint"
         self.epochs = [check.count(owner, "epochs", epoch, at_least=0) for epoch in epochs or ()]
         self.tag = check.text(owner, "tag", tag)
-        if any(character in tag for character in '/\\:\0*?"<>|') or tag.startswith("."):
-            raise ValueError(f"ModelCheckpoint.tag must be usable in a file name, not {tag!r}")
+        try:
+            tag_name(f"{self.tag}_e{max(self.epochs, default=0)}")
+        except ValueError as error:
+            raise ValueError(
+                f"ModelCheckpoint.tag must be usable in a file name, not {tag!r}: {error}"
+            ) from None
 
     def on_epoch_end(self, ctx: _CallbackContext) -> None:
         if ctx.epoch in self.epochs:

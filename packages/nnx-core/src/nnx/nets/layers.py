@@ -51,7 +51,8 @@ class BuiltinNet(nn.Module):
             size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
             raise ValueError(
                 f"{type(self).__name__} expects batches of (inputs, targets), "
-                f"got {type(batch).__name__}{size}"
+                f"got {type(batch).__name__}{size}; a loader gives them: "
+                "DataLoader(TensorDataset(inputs, targets), batch_size=32)"
             )
         return (batch[0],), batch[1]
 

@@ -323,6 +323,12 @@ def _check_loader(owner: str, name: str, loader: Any) -> None:
             "would find it empty. Pass what can be read again: a DataLoader, a list of batches, "
             "or an object whose __iter__ starts anew"
         )
+    if hasattr(loader, "iloc"):  # iterating a frame gives the names of its columns
+        raise ValueError(
+            f"{owner}.{name} is a pandas {type(loader).__name__}, which gives no batches; "
+            "nnx.NNTabularDataset reads its columns, or pass "
+            "DataLoader(TensorDataset(inputs, targets), batch_size=32)"
+        )
     iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
     if isinstance(loader, (str, bytes)) or not iterable:
         check.refuse(owner, name, loader, "an iterable of batches")

@@ -163,12 +163,16 @@ def is_loader(X: Any) -> bool:
     """Whether ``X`` is an iterable of batches rather than one batch of inputs."""
     if isinstance(X, (torch.Tensor, np.ndarray, tuple, Mapping, str, bytes)):
         return False
-    if is_frame(X) or is_series(X):
-        raise TypeError(
-            f"a pandas {type(X).__name__} is neither a batch nor a loader; give its numbers, in the "
-            'order of training: frame[columns].to_numpy("float32")'
-        )
+    refuse_frames(
+        X, 'give its numbers, in the order of training: frame[columns].to_numpy("float32")'
+    )
     return not hasattr(X, "edge_index") and isinstance(X, Iterable)
+
+
+def refuse_frames(X: Any, instead: str) -> None:
+    """Refuse a table of pandas, whose iteration gives the names of its columns."""
+    if is_frame(X) or is_series(X):
+        raise TypeError(f"a pandas {type(X).__name__} is neither a batch nor a loader; {instead}")
 
 
 def single_batch(model: Model, X: Any) -> Any:

@@ -57,6 +57,9 @@ def evaluate(
             "extra_metrics must map names to functions of (y_true, y_pred), "
             f"not {type(extra_metrics).__name__}"
         )
+    batches.refuse_frames(
+        loader, "give batches of inputs and targets: DataLoader(TensorDataset(inputs, targets))"
+    )
     check_metrics(model, metrics)
     totals = EvaluationTotals(model, metrics, keep_arrays=bool(extra_metrics))
     with eval_mode(model.net), batches.inference_context(model):

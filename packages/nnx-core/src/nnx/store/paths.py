@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from nnx.utils.validation import WrongTypeError
 
+_T = TypeVar("_T")
+_LOOKS = 10
 BEST_POINTER = "best"
 STEP = "step"  # the tag of the point inside an epoch
 LAST = "last"
@@ -20,6 +22,7 @@ REPLACED = ".replaced-"  # before the id: where a run waits while another takes 
 
 # Windows refuses these in any name; a run folder should move between systems.
 _FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[1-9]|lpt[1-9])(\..*)?", re.IGNORECASE)
 
 
 def runs_root(root: str | os.PathLike[str] | None = None) -> str:
@@ -56,6 +59,8 @@ def check_name(name: object, what: str) -> str:
         raise ValueError(
             f"{what} {name!r} must be one plain name, without path separators or control characters"
         )
+    if _DEVICE.fullmatch(name):
+        raise ValueError(f"{what} {name!r} is the name of a device on Windows")
     if len(os.fsencode(name)) > 180:
         raise ValueError(f"{what} {name[:40]!r}... is longer than 180 bytes")
     return name
@@ -279,3 +284,31 @@ class PointFiles:
             for n in names
             if n.startswith(prefix) and n.endswith(".pt") and n != f"{self.name}.opt.pt"
         ]
+
+
+def settled(find: Callable[[], RunPaths], look: Callable[[RunPaths], _T]) -> _T:
+    """What ``look`` makes of a run; again where the run was replaced while it looked.
+
+    ``find`` says where the run is now.
+    """
+    for left in reversed(range(_LOOKS)):
+        paths = find()
+        before = _folder(paths)
+        try:
+            found = look(paths)
+        except (OSError, ValueError):
+            if not left or _folder(find()) == before:
+                raise
+        else:
+            if not left or _folder(find()) == before:
+                return found
+    raise AssertionError
+
+
+def _folder(paths: RunPaths) -> tuple[str, int, int] | None:
+    """Which folder a run has, whatever it is called."""
+    try:
+        info = os.stat(paths.dir)
+    except OSError:
+        return None
+    return paths.dir, info.st_dev, info.st_ino

@@ -13,7 +13,7 @@ from typing import Any
 from nnx.store import codec, manifest, names
 from nnx.store.checkpoint import NNCheckpoint
 from nnx.store.errors import ResumePointError, RunBusyError
-from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
+from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, settled, tag_name
 from nnx.store.shards import INDEX, SHARD_FILE
 from nnx.utils.locks import locked
 
@@ -71,8 +71,16 @@ def read_point(
     ``ResumePointError`` for a torn, mixed or corrupted point. Without ``whole``,
     sharded tensors stay references, and :func:`check_shards` verifies their files.
     """
-    paths = RunPaths.reading(run_id, root)
     name = tag_name(tag)
+    return settled(
+        lambda: RunPaths.reading(run_id, root),
+        lambda paths: _read_point(paths, name, map_location, whole=whole, with_state=with_state),
+    )
+
+
+def _read_point(
+    paths: RunPaths, name: str, map_location: Any, *, whole: bool, with_state: bool
+) -> ResumePoint:
     if not os.path.isdir(paths.dir):
         raise FileNotFoundError(f"there is no run {paths.id!r} in {paths.root}")
     if name == LATEST:
@@ -141,27 +149,36 @@ def load_point(
     run_id: str, tag: Enum | str, root: str | None, map_location: Any, *, with_state: bool
 ) -> tuple[NNCheckpoint | None, dict[str, Any] | None]:
     """A tag's checkpoint and, if asked for, its training state; nothing is created."""
-    paths = RunPaths.reading(run_id, root)
-    files = PointFiles(paths.checkpoints, tag_name(tag))
-    if not os.path.isdir(paths.checkpoints):
-        return None, None
-    with _reading(files):
-        return _load(files, map_location, with_state=with_state)
+
+    def look(paths: RunPaths) -> tuple[NNCheckpoint | None, dict[str, Any] | None]:
+        files = PointFiles(paths.checkpoints, tag_name(tag))
+        if not os.path.isdir(paths.checkpoints):
+            return None, None
+        with _reading(files):
+            return _load(files, map_location, with_state=with_state)
+
+    return settled(lambda: RunPaths.reading(run_id, root), look)
 
 
 def read_manifest(run_id: str, tag: Enum | str, root: str | None = None) -> dict[str, Any] | None:
     """The manifest of a tag, or ``None``; reads no checkpoint."""
-    paths = RunPaths.reading(run_id, root)
-    return manifest.locate(PointFiles(paths.checkpoints, tag_name(tag))).manifest
+    return settled(
+        lambda: RunPaths.reading(run_id, root),
+        lambda paths: manifest.locate(PointFiles(paths.checkpoints, tag_name(tag))).manifest,
+    )
 
 
 def verify_point(run_id: str, tag: Enum | str, root: str | None = None) -> dict[str, Any] | None:
-    paths = RunPaths.reading(run_id, root)
-    files = PointFiles(paths.checkpoints, tag_name(tag))
-    if not os.path.isdir(paths.checkpoints):
-        return None
-    with _reading(files):
-        return _verify(files)
+    """The manifest of a tag whose files are as it says; ``None`` without one."""
+
+    def look(paths: RunPaths) -> dict[str, Any] | None:
+        files = PointFiles(paths.checkpoints, tag_name(tag))
+        if not os.path.isdir(paths.checkpoints):
+            return None
+        with _reading(files):
+            return _verify(files)
+
+    return settled(lambda: RunPaths.reading(run_id, root), look)
 
 
 def written_tags(paths: RunPaths) -> list[str]:

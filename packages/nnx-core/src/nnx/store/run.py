@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nnx.enums import Checkpoints
@@ -21,7 +22,7 @@ from nnx.records import NNIterationDataPoint, ResumeStatus
 from nnx.store import election, idps_csv, lease, providers
 from nnx.store.errors import RunBusyError
 from nnx.store.history_of import has_journal, read_history
-from nnx.store.paths import RunPaths, check_run_id, reading_root, runs_root
+from nnx.store.paths import RunPaths, check_run_id, reading_root, runs_root, settled
 from nnx.store.yamlio import read_yaml, write_yaml
 from nnx.utils import validation as check
 from nnx.utils.caller import warn_caller
@@ -126,14 +127,7 @@ class NNRun:
         Loads no torch and no checkpoint. History newer than LAST was never
         committed and is left out; an empty or damaged LAST is refused.
         """
-        paths = RunPaths.reading(id, root)
-        if os.path.isdir(paths.dir) and not os.path.isfile(paths.run_yaml):
-            raise FileNotFoundError(f"{paths.dir} is no run that can be read: it has no run.yaml")
-        if not os.path.isfile(paths.run_yaml):
-            raise FileNotFoundError(
-                f"there is no run {paths.id!r} in {paths.root}{_nearby(paths.root, paths.id)}"
-            )
-        return _read(paths)
+        return settled(lambda: RunPaths.reading(id, root), _load)
 
     @staticmethod
     def all(root: str | None = None) -> list[NNRun]:
@@ -146,13 +140,11 @@ class NNRun:
         runs = []
         folder = reading_root(root)
         for name in election.run_names(folder):
-            paths = RunPaths.seen(folder, name)
-            if not os.path.isfile(paths.run_yaml):
-                continue
             try:
-                runs.append(_read(paths))
+                runs += settled(partial(RunPaths.seen, folder, name), _read_if_any)
             except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-                warn_caller(f"{paths.dir} is left out: {error}", RuntimeWarning)
+                where = os.path.join(folder, name)
+                warn_caller(f"{where} is left out: {error}", RuntimeWarning)
         return runs
 
     def checkpoints(self, root: str | None = None) -> list[NNCheckpoint | None]:
@@ -240,10 +232,10 @@ def write_metadata(run: NNRun, paths: RunPaths) -> None:
 
 def read_metadata(paths: RunPaths) -> dict[str, Any]:
     """The environment record; a damaged one is a warning and counts as none."""
-    if not os.path.exists(paths.metadata):
-        return {}
     try:
         return read_yaml(paths.metadata)
+    except FileNotFoundError:
+        return {}
     except (ValueError, OSError) as error:
         warn_caller(f"{error}; it is ignored", RuntimeWarning)
         return {}
@@ -294,6 +286,20 @@ def from_file(paths: RunPaths) -> NNRun:
     except (TypeError, AttributeError, ValueError) as error:
         reason = str(error)
     raise ValueError(f"{paths.run_yaml} is not a run's configuration: {reason}")
+
+
+def _load(paths: RunPaths) -> NNRun:
+    if os.path.isdir(paths.dir) and not os.path.isfile(paths.run_yaml):
+        raise FileNotFoundError(f"{paths.dir} is no run that can be read: it has no run.yaml")
+    if not os.path.isfile(paths.run_yaml):
+        raise FileNotFoundError(
+            f"there is no run {paths.id!r} in {paths.root}{_nearby(paths.root, paths.id)}"
+        )
+    return _read(paths)
+
+
+def _read_if_any(paths: RunPaths) -> list[NNRun]:
+    return [_read(paths)] if os.path.isfile(paths.run_yaml) else []
 
 
 def _read(paths: RunPaths) -> NNRun:

@@ -168,7 +168,7 @@ def supervised_terms(
         _refuse_broadcast(loss_fn, output, target)
         try:
             loss = loss_fn(native_input(loss_fn, output), target)
-        except (IndexError, RuntimeError) as error:
+        except (IndexError, RuntimeError, ValueError) as error:
             explained = loss_error(loss_fn, output, target, error)
             if explained is None:
                 raise
