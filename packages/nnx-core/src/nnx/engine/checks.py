@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from nnx.callbacks import as_callback, history_access_of
 from nnx.engine.batches import loader_length
-from nnx.engine.gradients import nonfinite_names
 from nnx.engine.owner import OwnerKind
 from nnx.engine.topology import unowned_parameters
 from nnx.finetune.param_groups import check_patterns
@@ -23,7 +21,6 @@ from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
-    from nnx.engine.session import FitSession
     from nnx.models import Model
     from nnx.precision import ResolvedPrecision
 
@@ -207,25 +204,3 @@ def warn_unowned(net: torch.nn.Module, optimizers: Mapping[str, torch.optim.Opti
         RuntimeWarning,
     )
     return True
-
-
-def check_weights(session: FitSession) -> None:
-    """Refuse to commit trained weights that are NaN or infinite, whoever took the step."""
-    named = session.model.net.named_parameters()
-    trained = {n: p for n, p in named if p.requires_grad and not is_lazy(p)}
-    names = nonfinite_names(trained)
-    if not session.ranks.any(bool(names)):
-        return
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" * (len(names) > 3))
-    committed = session.committed
-    raise FloatingPointError(
-        f"training made {shown or 'the weights of another process'} NaN or infinite in epoch "
-        f"{session.epoch}, which was not committed; "
-        + (
-            "there is no earlier epoch"
-            if committed is None
-            else f"LAST is epoch {committed.epoch_idx}"
-        )
-        + ". Lower the learning rate or clip gradients; a step function of your own must look at "
-        "the loss and the gradients before it steps"
-    )

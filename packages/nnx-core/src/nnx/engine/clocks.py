@@ -13,7 +13,6 @@ from nnx.enums import Schedulers
 from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
-    from nnx.engine.session import FitSession
     from nnx.params import NNSchedulerParams
     from nnx.schedulers import Horizon
 
@@ -190,10 +189,10 @@ class UnreportedUpdates:
         if checkpoint_every is not None:
             self._idle.append("no point inside the epoch was written (checkpoint_every)")
 
-    def after_epoch(self, session: FitSession, updates: int) -> None:
+    def after_epoch(self, epoch: int, updates: int) -> None:
         if self._idle and updates == 0:
             warn_caller(
-                f"epoch {session.epoch} reported no optimizer update, so "
+                f"epoch {epoch} reported no optimizer update, so "
                 f"{' and '.join(self._idle)}: a step function that steps an optimizer itself "
                 "must call ctx.report_update()",
                 RuntimeWarning,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.nn.parameter import is_lazy
+
 from nnx.engine.batches import is_stateful, loader_length
+from nnx.engine.gradients import nonfinite_names
 from nnx.engine.training_state import NetBefore, Position, make_checkpoint, training_state
 from nnx.enums import Checkpoints
 from nnx.models import same_topology, state_topology
@@ -50,6 +53,28 @@ def check_topology_kept(session: FitSession) -> None:
         "transform declares it, so a checkpoint of it could not be loaded again. Nothing was "
         "written: LAST is what it was. Change the net before training, record the change with a "
         "nnx.transforms.TransformRecipe, or declare it in the callback's checkpoint_transforms"
+    )
+
+
+def check_weights(session: FitSession) -> None:
+    """Refuse to commit trained weights that are NaN or infinite, whoever took the step."""
+    named = session.model.net.named_parameters()
+    trained = {n: p for n, p in named if p.requires_grad and not is_lazy(p)}
+    names = nonfinite_names(trained)
+    if not session.ranks.any(bool(names)):
+        return
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" * (len(names) > 3))
+    committed = session.committed
+    raise FloatingPointError(
+        f"training made {shown or 'the weights of another process'} NaN or infinite in epoch "
+        f"{session.epoch}, which was not committed; "
+        + (
+            "there is no earlier epoch"
+            if committed is None
+            else f"LAST is epoch {committed.epoch_idx}"
+        )
+        + ". Lower the learning rate or clip gradients; a step function of your own must look at "
+        "the loss and the gradients before it steps"
     )
 
 

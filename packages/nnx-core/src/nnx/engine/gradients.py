@@ -86,6 +86,21 @@ def all_finite(gradients: list[torch.Tensor]) -> bool:
     return not any(read(nonfinite_flags(gradients)))
 
 
+def nonfinite_gradient(
+    optimizers: Mapping[str, torch.optim.Optimizer], net: torch.nn.Module | None
+) -> str:
+    """Which gradient is not finite, in words, with its name in ``net``."""
+    named = () if net is None else net.named_parameters()
+    names = {id(parameter): name for name, parameter in named}
+    for owner, optimizer in optimizers.items():
+        owned = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, parameter in enumerate(owned):
+            if parameter.grad is not None and not all_finite([parameter.grad]):
+                place = names.get(id(parameter), f"optimizer {owner!r}, parameter {index}")
+                return f"the gradient of {place}, shape {tuple(parameter.shape)}, is not finite"
+    return "a gradient of the update window is not finite"
+
+
 def read(scalars: Sequence[torch.Tensor]) -> list[float]:
     """The values of floating scalars; those of one accelerator with one read of it."""
     first = scalars[0] if scalars else None

@@ -11,7 +11,7 @@ from nnx.engine.batches import (
     loader_length,
     open_epoch,
 )
-from nnx.engine.checks import check_weights, warn_unowned
+from nnx.engine.checks import warn_unowned
 from nnx.engine.clocks import UnreportedUpdates
 from nnx.engine.progress import Progress
 from nnx.engine.steps import RUNNERS, StepRunner
@@ -43,7 +43,7 @@ def loop(session: FitSession) -> None:
             if not _run_epoch(session, step, progress):
                 session.discard_epoch()
                 return
-            reported.after_epoch(session, session.epoch_updates)
+            reported.after_epoch(epoch, session.epoch_updates)
             _finish_epoch(session, progress)
             if session.ranks.stops_after_epoch(session):
                 return
@@ -81,7 +81,7 @@ def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> boo
         if stops_now(session) and not is_last and not batches.exhausted():
             return False
         if every and session.updates_since_point >= every and not is_last:
-            check_weights(session)
+            commit.check_weights(session)
             commit.step_point(session, step, consumed=index + 1)
     if index < 0:
         raise ValueError(
@@ -92,7 +92,7 @@ def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> boo
         session.rows.amend_update_count(session.update_count)
     session.resumed_batches = 0
     session.ranks.after_epoch(session)
-    check_weights(session)
+    commit.check_weights(session)
     return True
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nnx.engine.update import Applied, UpdateEngine
+from nnx.engine.update import UpdateEngine
+from nnx.engine.window import Applied
 from nnx.objectives import ObjectiveContext, ObjectiveResult
 from nnx.objectives.supervised import SupervisedResult
 from nnx.records import NNEvaluationDataPoint

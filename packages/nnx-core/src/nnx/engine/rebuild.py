@@ -17,6 +17,7 @@ from nnx.plugins import manager
 from nnx.seeding import isolated_rng
 
 if TYPE_CHECKING:
+    from nnx.models import Model
     from nnx.store import NNCheckpoint
 
 
@@ -43,19 +44,9 @@ def rebuild(
     if precision is not None:
         params = dataclasses.replace(params, precision=precision, mixed_precision=False)
     weights = _without(checkpoint.net_state, exclude)
-    kwargs: dict[str, Any] = dict(model_kwargs)
+    kwargs = {**model_kwargs, **_source(checkpoint, params.net, module, weights)}
     if batch_adapter is not None:
         kwargs["batch_adapter"] = batch_adapter
-    if isinstance(params.net, RuntimeModule):
-        _check_runtime(checkpoint, params.net, module)
-        kwargs["module"] = module
-        check_state_topology(module, weights, what="module=")
-    elif module is not None:
-        raise ValueError(
-            "module= is for a checkpoint of NNModel(module=...); this one builds its own"
-        )
-    else:
-        kwargs["net_params"] = checkpoint.net_params
     loads_all = params.net if not checkpoint.transforms else None
     with isolated_rng():
         with uninitialized(loads_all):  # every weight is loaded below, or this fails
@@ -70,6 +61,21 @@ def rebuild(
         _check_weights(model, weights, params)
     model.net.load_state_dict(weights)
     return model
+
+
+def _source(
+    checkpoint: NNCheckpoint, net: Any, module: Any, weights: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the net is made from: the caller's ``module`` or the stored parameters."""
+    if isinstance(net, RuntimeModule):
+        _check_runtime(checkpoint, net, module)
+        check_state_topology(module, weights, what="module=")
+        return {"module": module}
+    if module is not None:
+        raise ValueError(
+            "module= is for a checkpoint of NNModel(module=...); this one builds its own"
+        )
+    return {"net_params": checkpoint.net_params}
 
 
 def _without(net_state: Mapping[str, Any], exclude: Sequence[str]) -> dict[str, Any]:
@@ -103,7 +109,7 @@ def _check_runtime(checkpoint: NNCheckpoint, descriptor: RuntimeModule, module: 
         )
 
 
-def _check_weights(model: Any, weights: Mapping[str, Any], params: Any) -> None:
+def _check_weights(model: Model, weights: Mapping[str, Any], params: Any) -> None:
     built = {key.split(".", 1)[0] for key in model.net.state_dict()}
     extra = sorted({key.split(".", 1)[0] for key in weights} - built)
     if extra:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import torch
@@ -21,6 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from nnx.components import ComponentSpec
 from nnx.engine import direct, gradients
 from nnx.engine.window import (
+    Applied,
     GradientWindow,
     TermTotals,
     WindowSynchronizer,
@@ -31,21 +31,6 @@ from nnx.objectives.base import NONFINITE_POLICIES
 from nnx.objectives.supervised import supervised_terms_of
 from nnx.tasks.losses import SupervisedTerms
 from nnx.utils import validation as check
-
-
-@dataclass(slots=True)
-class Applied:
-    """What became of one microbatch.
-
-    ``value`` is its loss (``None``: everything masked). ``closed``: it ended a
-    window. ``committed``: the optimizers took a step. ``events``: one per
-    optimizer that did.
-    """
-
-    value: float | None = None
-    closed: bool = False
-    committed: bool = False
-    events: tuple[UpdateEvent, ...] = ()
 
 
 class UpdateEngine:
@@ -191,7 +176,7 @@ class UpdateEngine:
             self._open_window()
             self._fail(f"the training loss is {value}", epoch_idx, batch_idx)
         if any(flags):
-            problem = self._nonfinite_gradient()
+            problem = gradients.nonfinite_gradient(self.optimizers, self.net)
             self._open_window()
             self._fail(problem, epoch_idx, batch_idx)
         for name, optimizer in self.optimizers.items():
@@ -317,7 +302,9 @@ class UpdateEngine:
             finite = not stepping or self._gradients_are_finite(window, stepping)
         if not finite:
             if self.scaler is None:
-                self._drop(self._nonfinite_gradient(), epoch_idx, batch_idx)
+                self._drop(
+                    gradients.nonfinite_gradient(self.optimizers, self.net), epoch_idx, batch_idx
+                )
                 return
             self.scaler.update()  # backs off
             stepping = []
@@ -408,18 +395,6 @@ class UpdateEngine:
 
     def _parameters_of(self, name: str) -> list[torch.nn.Parameter]:
         return [p for group in self.optimizers[name].param_groups for p in group["params"]]
-
-    def _nonfinite_gradient(self) -> str:
-        """Which gradient is not finite, in words."""
-        named = () if self.net is None else self.net.named_parameters()
-        names = {id(parameter): name for name, parameter in named}
-        for owner in self.optimizers:
-            for index, parameter in enumerate(self._parameters_of(owner)):
-                if parameter.grad is not None and not gradients.all_finite([parameter.grad]):
-                    place = names.get(id(parameter), f"optimizer {owner!r}, parameter {index}")
-                    shape = tuple(parameter.shape)
-                    return f"the gradient of {place}, shape {shape}, is not finite"
-        return "a gradient of the update window is not finite"
 
 
 GradientAccumulationState = UpdateEngine

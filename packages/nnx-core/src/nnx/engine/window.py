@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from nnx.engine import gradients
-from nnx.objectives import LossTerm
+from nnx.objectives import LossTerm, UpdateEvent
 
 
 @dataclass(slots=True)
@@ -149,6 +149,21 @@ class WindowSynchronizer(Protocol):
     def gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Replace every ``.grad`` by its sum over processes; a missing one counts as zero."""
         ...
+
+
+@dataclass(slots=True)
+class Applied:
+    """What became of one microbatch.
+
+    ``value`` is its loss (``None``: everything masked). ``closed``: it ended a
+    window. ``committed``: the optimizers took a step. ``events``: one per
+    optimizer that did.
+    """
+
+    value: float | None = None
+    closed: bool = False
+    committed: bool = False
+    events: tuple[UpdateEvent, ...] = ()
 
 
 class GradientWindow:
