@@ -18,3 +18,11 @@ def nnx_public_names() -> Mapping[str, str]:
 @hookimpl
 def nnx_metrics() -> Mapping[tuple[str, int], Any]:
     return {(f"ranking.{name}", 1): f"nnx.ranking.monitored:{name.upper()}" for name in _RANKING}
+
+
+@hookimpl
+def nnx_commands() -> Mapping[str, Any]:
+    return {
+        "calibrate": "nnx.decisions.commands:calibrate",
+        "decide": "nnx.decisions.commands:decide",
+    }

@@ -33,8 +33,7 @@ def predict(
     run_id = find_run(run)
     if output is not None:
         check_output(output, inputs=[data])
-    job = _stored(run_id)
-    fitted = Preparation.from_state(job["preparation"])
+    fitted = stored_preparation(run_id)
     table = read_table(data, delimiter=delimiter_of(delimiter))
     inputs = fitted.inputs(table)
     filled = fitted.filled(table)
@@ -52,21 +51,7 @@ def predict(
 def resume(run: str, *, epochs: int | None = None, data: str | None = None) -> str:
     """Train on from a run's LAST checkpoint as a new run; its id."""
     run_id = find_run(run)
-    stored = _stored(run_id)
-    source = Source.from_state(stored["source"], earlier=stored["format"] == EARLIER_FORMAT)
-    if data is not None:
-        source = dataclasses.replace(source, path=data)
-    if data is None and not is_regular(source.path):
-        raise FileNotFoundError(
-            f"{source.path}, which run {run_id} was trained on, is gone or was a pipe; "
-            "pass --data DATA.csv to say where the same table is now"
-        )
-    job = Job.open(source, Preparation.from_state(stored["preparation"]))
-    if job.table.digest != stored["content"]:
-        raise ValueError(
-            f"{source.path} is not what run {run_id} was trained on (its content changed), so "
-            "the run cannot continue; train a new run on it"
-        )
+    job = open_job(run_id, data=data)
     found = NNRun.load(run_id)
     if found.net is None:
         raise ValueError(f"run {run_id} has no built-in network")
@@ -98,6 +83,34 @@ def resume(run: str, *, epochs: int | None = None, data: str | None = None) -> s
             f"run {run_id} cannot be continued exactly here:{problems}\nContinue it where it was "
             f"begun, or train a new run with `nnx train`"
         ) from None
+
+
+def open_job(run_id: str, *, data: str | None = None) -> Job:
+    """The table that a run was trained on, split and prepared as it was then.
+
+    ``data`` says where the same table is now. Another content is refused.
+    """
+    stored = _stored(run_id)
+    source = Source.from_state(stored["source"], earlier=stored["format"] == EARLIER_FORMAT)
+    if data is not None:
+        source = dataclasses.replace(source, path=data)
+    if data is None and not is_regular(source.path):
+        raise FileNotFoundError(
+            f"{source.path}, which run {run_id} was trained on, is gone or was a pipe; "
+            "pass --data DATA.csv to say where the same table is now"
+        )
+    job = Job.open(source, Preparation.from_state(stored["preparation"]))
+    if job.table.digest != stored["content"]:
+        raise ValueError(
+            f"{source.path} is not what run {run_id} was trained on (its content changed), so "
+            "the run cannot continue; train a new run on it"
+        )
+    return job
+
+
+def stored_preparation(run_id: str) -> Preparation:
+    """How a run of ``nnx train`` prepared its inputs."""
+    return Preparation.from_state(_stored(run_id)["preparation"])
 
 
 def _is_finished(run_id: str, planned: int) -> bool:

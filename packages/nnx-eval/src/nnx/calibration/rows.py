@@ -27,22 +27,7 @@ class RowSet:
     @staticmethod
     def of(rows: Any) -> RowSet:
         """Of (N, ...) inputs by their values, or of (N,) ids (integers or texts)."""
-        values = as_numpy(rows, "rows", CalibrationError)
-        if values.ndim == 0 or not len(values):
-            raise CalibrationError("rows are an array with at least one row")
-        if values.dtype.kind in "fiub":
-            wide = np.float64 if values.dtype.kind == "f" else np.int64
-            table = np.ascontiguousarray(values.reshape(len(values), -1).astype(wide)) + wide(0)
-            parts = (row.tobytes() for row in table)
-            tag = table.dtype.str.encode() + str(table.shape[1:]).encode()
-        elif values.ndim == 1 and values.dtype.kind in "UO" and all(
-            isinstance(value, str) for value in values.tolist()
-        ):  # fmt: skip
-            parts, tag = (str(value).encode() for value in values.tolist()), b"text"
-        else:
-            raise CalibrationError(f"rows are numbers or (N,) texts, not {values.dtype}")
-        found = {hashlib.blake2b(part, digest_size=8, key=tag[:64]).digest() for part in parts}
-        ordered = np.sort(np.frombuffer(b"".join(found), dtype="<u8"))
+        ordered = np.unique(row_hashes(rows))
         return RowSet(base64.b64encode(ordered.tobytes()).decode())
 
     def __post_init__(self) -> None:
@@ -61,6 +46,10 @@ class RowSet:
         """The number of distinct rows."""
         return len(self.values())
 
+    def contains(self, rows: Any) -> np.ndarray:
+        """(N,) whether each of ``rows``, given as to :meth:`of`, is among these."""
+        return np.isin(row_hashes(rows), self.values())
+
     def common(self, other: RowSet) -> int:
         """How many rows both have."""
         return len(np.intersect1d(self.values(), other.values(), assume_unique=True))
@@ -76,3 +65,23 @@ class RowSet:
         if len(rows) != state["n"]:
             raise CalibrationError(f"a RowSet of {state['n']} rows has {len(rows)} hashes")
         return rows
+
+
+def row_hashes(rows: Any) -> np.ndarray:
+    """(N,) 64-bit hashes of (N, ...) inputs, or of (N,) ids."""
+    values = as_numpy(rows, "rows", CalibrationError)
+    if values.ndim == 0 or not len(values):
+        raise CalibrationError("rows are an array with at least one row")
+    if values.dtype.kind in "fiub":
+        wide = np.float64 if values.dtype.kind == "f" else np.int64
+        table = np.ascontiguousarray(values.reshape(len(values), -1).astype(wide)) + wide(0)
+        parts = (row.tobytes() for row in table)
+        tag = table.dtype.str.encode() + str(table.shape[1:]).encode()
+    elif values.ndim == 1 and values.dtype.kind in "UO" and all(
+        isinstance(value, str) for value in values.tolist()
+    ):  # fmt: skip
+        parts, tag = (str(value).encode() for value in values.tolist()), b"text"
+    else:
+        raise CalibrationError(f"rows are numbers or (N,) texts, not {values.dtype}")
+    found = [hashlib.blake2b(part, digest_size=8, key=tag[:64]).digest() for part in parts]
+    return np.frombuffer(b"".join(found), dtype="<u8")
