@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import nnx
 import pytest
 import torch
 from made_graphs import adam, karate, small_graphs
@@ -21,14 +22,11 @@ from nnx import (
     NNTrainParams,
     StreamingMetrics,
     TaskSpec,
-    VisUtils,
     set_seed,
     streaming_eval_step,
 )
 from nnx.graph import NeighborBatches
 from nnx.graph_tasks import IGNORE, GraphCollection, graph_classifier_spec
-from nnx.viz import netron_export
-from nnx.viz.report import write_report
 
 
 def nodes() -> tuple[NNModel, NeighborBatches]:
@@ -74,26 +72,28 @@ def test_streamed_metrics_of_seed_rows_count_the_seeds_alone():
 
 
 def test_the_pictures_of_a_training_on_karate_club():
+    report = pytest.importorskip("nnx.viz.report")
     model, batches = nodes()
     run = model.train(NNTrainParams(
         n_epochs=2, train_loader=batches, val_loader=batches, optim=adam()))  # fmt: skip
-    page = Path(write_report([run.id], "report.html"))
+    page = Path(report.write_report([run.id], "report.html"))
     assert run.id in page.read_text(encoding="utf-8")
     checkpoint = NNCheckpoint.load(run.id, Checkpoints.LAST)
     dataset = SimpleNamespace(test_loader=batches)
-    figure = VisUtils.two_dim_tsne_checkpoint_logits(checkpoint, dataset, n_samples=30)
+    figure = nnx.VisUtils.two_dim_tsne_checkpoint_logits(checkpoint, dataset, n_samples=30)
     assert sum(len(trace.x) for trace in figure.data) == 30
 
 
 def test_pictures_and_exports_refuse_whole_graphs(tmp_path):
+    viz = pytest.importorskip("nnx.viz")
     model, collection = graphs()
     run = model.train(NNTrainParams(n_epochs=1, train_loader=collection.loader(4), optim=adam()))
     checkpoint = NNCheckpoint.load(run.id, Checkpoints.LAST)
     dataset = SimpleNamespace(test_loader=collection.loader(4))
     with pytest.raises(ValueError, match="gives batches of whole graphs"):
-        VisUtils.two_dim_tsne_checkpoint_logits(checkpoint, dataset, n_samples=8)
+        nnx.VisUtils.two_dim_tsne_checkpoint_logits(checkpoint, dataset, n_samples=8)
     batch = next(iter(collection.loader(4)))
     inputs = (batch.x, batch.edge_index, batch.batch, batch.ptr)
     with pytest.raises(TypeError, match="GraphClassifier cannot be exported to ONNX"):
-        netron_export(model, str(tmp_path / "picture.onnx"), inputs)
+        viz.netron_export(model, str(tmp_path / "picture.onnx"), inputs)
     assert not (tmp_path / "picture.onnx").exists()
