@@ -76,14 +76,14 @@ IDS: dict[str, tuple[str, ...]] = {
         "nnx.link_auroc",
     ),
     "nnx-viz": ("run.html", "report", "watch"),
-    "nnx-hub": ("onnx", "safetensors", "hub"),
+    "nnx-hub": ("onnx", "pt2", "safetensors", "hub", "hub.", "export"),
     "nnx-paradigms": ("vit", "feed_fwd_moe", "diffusion.", "paradigms."),
     "nnx-eval": ("ranking.",),
 }
 
 
 # Reserved: these distributions contribute nothing yet, so installing one would not help.
-RESERVED = frozenset({"nnx-hub"})
+RESERVED: frozenset[str] = frozenset()
 
 
 def install_line(distribution: str, extra: str | None = None) -> str:

@@ -1,0 +1,157 @@
+"""Models and runs on the Hub: one commit each, on the revision that was looked at."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from nnx.bundles import BundleInfo, export_bundle, validate_bundle
+from nnx.hub.saving import check_portable, contents
+from nnx.utils import files as fs
+from nnx.utils.folders import make_folder, remove_tree_quietly
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo
+
+_MESSAGE = "Push model using huggingface_hub."  # the mixin's, which scripts may look for
+
+
+def push_to_hub(
+    model: Any,
+    repo_id: str,
+    *,
+    config: Mapping[str, Any] | None = None,
+    commit_message: str = _MESSAGE,
+    private: bool | None = None,
+    token: str | None = None,
+    branch: str | None = None,
+    create_pr: bool | None = None,
+    allow_patterns: list[str] | str | None = None,
+    ignore_patterns: list[str] | str | None = None,
+    delete_patterns: list[str] | str | None = None,
+    model_card_kwargs: Mapping[str, Any] | None = None,
+) -> CommitInfo:
+    """Publish what ``save_pretrained`` writes as one commit of ``repo_id``.
+
+    The repository is made when it is missing. The commit names the revision that it
+    follows, so that a push in between makes it fail; a failed push can be repeated.
+    Patterns choose among the files as in ``HfApi.upload_folder``.
+    """
+    check_portable(model)
+    card = {"repo_id": repo_id, **(model_card_kwargs or {})}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, parts in contents(model, card).items():
+            with open(os.path.join(folder, name), "wb") as stream:
+                stream.writelines(parts)
+        return _commit(
+            folder, repo_id, commit_message=commit_message, private=private, token=token,
+            branch=branch, create_pr=create_pr, allow_patterns=allow_patterns,
+            ignore_patterns=ignore_patterns, delete_patterns=delete_patterns,
+        )  # fmt: skip
+
+
+def push_run(
+    run_id: str,
+    repo_id: str,
+    *,
+    checkpoint: str = "last",
+    root: str | None = None,
+    calibrators: Iterable[Any] = (),
+    commit_message: str = "Push a run of NNx as a bundle",
+    private: bool | None = None,
+    token: str | None = None,
+    branch: str | None = None,
+    create_pr: bool | None = None,
+) -> CommitInfo:
+    """Publish a training as a run bundle in one commit; :func:`pull_run` brings it back.
+
+    The bundle of an earlier push is replaced. The commit's ``oid`` is the revision to pull.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = os.path.join(folder, "bundle")
+        export_bundle(run_id, bundle, checkpoint=checkpoint, root=root, calibrators=calibrators)
+        return _commit(
+            bundle, repo_id, commit_message=commit_message, private=private, token=token,
+            branch=branch, create_pr=create_pr, delete_patterns=["g-*/*"],
+        )  # fmt: skip
+
+
+def pull_run(
+    repo_id: str,
+    destination: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
+) -> BundleInfo:
+    """Download a pushed run into a new folder, check every byte, and say what it holds.
+
+    ``reconstruct_bundle(destination).resume(...)`` then continues it. ``FileExistsError``
+    for a folder that is there; one that fails the check is not left.
+    """
+    import shutil
+
+    from huggingface_hub import HfApi, hf_hub_download
+    from nnx.bundles.layout import MANIFEST, read_manifest
+
+    target = os.path.abspath(os.fspath(destination))
+    if os.path.lexists(target):
+        raise FileExistsError(f"{target} is there already; pull into a new folder")
+    fixed = revision
+    if not local_files_only:
+        fixed = HfApi(token=token).repo_info(repo_id, revision=revision).sha or revision
+    make_folder(os.path.dirname(target))
+    staged = fs.temporary_name(target)
+    fs.disk.mkdir(staged)
+
+    def fetch(name: str) -> None:
+        found = hf_hub_download(
+            repo_id, name, revision=fixed, token=token, cache_dir=cache_dir,
+            local_files_only=local_files_only,
+        )  # fmt: skip
+        place = os.path.join(staged, *name.split("/"))
+        make_folder(os.path.dirname(place))
+        shutil.copyfile(os.path.realpath(found), place)
+
+    try:
+        fetch(MANIFEST)
+        manifest = read_manifest(staged)
+        for name in manifest.payloads:  # checked names: none leaves the folder
+            fetch(f"{manifest.folder}/{name}")
+        validate_bundle(staged)
+        fs.disk.replace(staged, target)
+    except BaseException:
+        if os.path.isdir(staged):
+            remove_tree_quietly(staged)
+        raise
+    return validate_bundle(target)
+
+
+def _commit(
+    folder: str,
+    repo_id: str,
+    *,
+    commit_message: str,
+    private: bool | None,
+    token: str | None,
+    branch: str | None,
+    create_pr: bool | None,
+    allow_patterns: Any = None,
+    ignore_patterns: Any = None,
+    delete_patterns: Any = None,
+) -> CommitInfo:
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    if branch is not None:
+        api.create_branch(repo, branch=branch, exist_ok=True)
+    parent = api.repo_info(repo, revision=branch).sha
+    return api.upload_folder(
+        repo_id=repo, folder_path=folder, commit_message=commit_message, revision=branch,
+        create_pr=create_pr, parent_commit=parent, allow_patterns=allow_patterns,
+        ignore_patterns=ignore_patterns, delete_patterns=delete_patterns,
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""``NNModel.save_pretrained``: weights, configuration and model card, as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from nnx.hub.card import model_card
+from nnx.hub.layout import CARD, CONFIG, FILES, WEIGHTS, config_of, to_bytes
+from nnx.models import MissingModelFactoryError, check_topology
+from nnx.params import RuntimeModule
+from nnx.utils import files as fs
+from nnx.utils.folders import make_folder, remove_tree_quietly
+from nnx.utils.tensor_file import as_stored, chunks
+
+
+def save_pretrained(
+    model: Any,
+    save_directory: str | os.PathLike[str],
+    *,
+    config: Mapping[str, Any] | None = None,
+    repo_id: str | None = None,
+    push_to_hub: bool = False,
+    model_card_kwargs: Mapping[str, Any] | None = None,
+    **push_to_hub_kwargs: Any,
+) -> str | None:
+    """Write ``model.safetensors``, ``config.json`` and ``README.md`` into a folder.
+
+    The files are complete before the folder's own change. With ``push_to_hub`` the same is
+    then pushed to ``repo_id`` (the folder's name without one) and the commit returned.
+    ``config`` is accepted for the mixin's sake; the model's own is what is written.
+
+    Raises ``MissingModelFactoryError`` for a runtime-only module and ``ValueError`` for a
+    net that was changed without a record, before anything is written.
+    """
+    check_portable(model)
+    target = os.path.abspath(os.fspath(save_directory))
+    _check_target(target)
+    _replace(target, contents(model, model_card_kwargs))
+    if push_to_hub:
+        from nnx.hub.publishing import push_to_hub as push
+
+        repo = repo_id or os.path.basename(target)
+        pushed: Any = push(model, repo, model_card_kwargs=model_card_kwargs, **push_to_hub_kwargs)
+        return pushed  # type: ignore[no-any-return]
+    return None
+
+
+def check_portable(model: Any) -> None:
+    """Refuse a model that the files would not bring back."""
+    net = model.params.net
+    if isinstance(net, RuntimeModule):
+        raise MissingModelFactoryError(
+            f"{net.module} is a runtime-only module, which no factory can rebuild; register a "
+            "factory and build the model from a ModelSpec, or keep the weights alone with "
+            "export_state_dict()"
+        )
+    check_topology(model)
+
+
+def contents(model: Any, card: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+    """Each file as its parts; tensors are not copied."""
+    tensors = {
+        name: as_stored(f"the net's state {name!r}", value)
+        for name, value in model.net.state_dict().items()
+    }
+    config = config_of(model)
+    return {
+        WEIGHTS: list(chunks(tensors, {})),
+        CARD: [model_card(model, config, **(card or {})).encode("utf-8")],
+        CONFIG: [to_bytes(config)],
+    }
+
+
+def _check_target(target: str) -> None:
+    if os.path.lexists(target) and not os.path.isdir(target):
+        raise NotADirectoryError(f"{target} is a file; save into a folder")
+    for mark, what in (("run.yaml", "a run"), ("bundle.json", "a run bundle")):
+        if os.path.lexists(os.path.join(target, mark)):
+            raise ValueError(f"{target} is {what}, not a folder to save a model into")
+
+
+def _replace(target: str, files: Mapping[str, list[Any]]) -> None:
+    """Put staged files in the place of those that are there.
+
+    A folder with nothing else in it is replaced as a whole; beside other files each is
+    replaced on its own, ``config.json`` last.
+    """
+    make_folder(os.path.dirname(target))
+    staged = fs.temporary_name(target)
+    fs.disk.mkdir(staged)
+    old = None
+    try:
+        for name, parts in files.items():
+            with fs.atomic_write(os.path.join(staged, name), "wb", strict=True) as stream:
+                for part in parts:
+                    stream.write(part)
+        if not os.path.isdir(target):
+            fs.disk.replace(staged, target)
+        elif set(os.listdir(target)) <= set(FILES):
+            old = fs.temporary_name(target)
+            fs.disk.replace(target, old)
+            try:
+                fs.disk.replace(staged, target)
+            except BaseException:
+                fs.disk.replace(old, target)
+                old = None
+                raise
+        else:
+            for name in FILES:
+                fs.disk.replace(os.path.join(staged, name), os.path.join(target, name))
+    finally:
+        for folder in (staged, old):
+            if folder is not None and os.path.isdir(folder):
+                remove_tree_quietly(folder)

@@ -1,0 +1,99 @@
+"""Exports give what the model gives, on every batch size, or are not written."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from nnx import Activations, Losses, Nets, NNModel, NNModelParams, NNParams
+from nnx.hub import ExportError
+from nnx.hub.exporting import RECORD
+from safetensors import safe_open
+
+onnxruntime = pytest.importorskip("onnxruntime")
+import onnx  # noqa: E402
+
+X = torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    net = NNParams(
+        input_dim=6, output_dim=3, hidden_dims=[8], dropout_prob=0.2, activation=Activations.RELU
+    )
+    return NNModel(net, NNModelParams(net=Nets.FEED_FWD, loss=Losses.CROSS_ENTROPY))
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_onnx_runs_on_any_batch(model, dynamo, rows):
+    model.net.train()
+    assert model.to_onnx("m.onnx", X[:rows], dynamo=dynamo) == "m.onnx"
+    assert model.net.training
+    assert os.listdir(".") == ["m.onnx"]
+    graph = onnx.load("m.onnx")
+    onnx.checker.check_model(graph)
+    record = json.loads({p.key: p.value for p in graph.metadata_props}[RECORD])
+    assert record["max_difference"] <= record["tolerance"] == 1e-4
+    assert (record["opset"], record["batches"]) == (18 if dynamo else 17, [1, 2, 3, 7])
+    session = onnxruntime.InferenceSession("m.onnx")
+    for n in (1, 5, 20):
+        (found,) = session.run(None, {"input": X[:n].numpy()})
+        np.testing.assert_allclose(found, model.predict(X[:n]).logits, atol=1e-5)
+
+
+def test_pt2_runs_on_any_batch(model):
+    assert model.export("m.pt2", "pt2", example_input=X[:1]) == "m.pt2"
+    extra = {RECORD: ""}
+    back = torch.export.load("m.pt2", extra_files=extra).module()
+    assert json.loads(extra[RECORD])["max_difference"] <= 1e-4
+    for n in (1, 5):
+        np.testing.assert_allclose(back(X[:n]).detach(), model.predict(X[:n]).logits, atol=1e-5)
+
+
+def test_safetensors_hold_the_weights_and_what_they_are(model):
+    model.export("m.safetensors", "safetensors")
+    with safe_open("m.safetensors", framework="pt") as file:
+        about = json.loads(file.metadata()[RECORD])
+        for name, value in model.net.state_dict().items():
+            assert torch.equal(file.get_tensor(name), value)
+    assert about["config"]["net_params"]["input_dim"] == 6
+
+
+def test_an_export_beyond_the_tolerance_is_not_written(model):
+    with pytest.raises(ExportError, match="more than -1"):
+        model.export("m.onnx", "onnx", example_input=X, tolerance=-1)
+    assert os.listdir(".") == []
+
+
+def test_what_cannot_be_exported_is_named(model):
+    with pytest.raises(TypeError, match="positional forward"):
+        model.to_onnx("m.onnx", {"x": X})
+    with pytest.raises(TypeError, match=r"example_input\[0\]"):
+        model.to_onnx("m.onnx", "x")
+    with pytest.raises(ValueError, match="input_names must be 1"):
+        model.to_onnx("m.onnx", X, input_names=["a", "b"])
+
+    class Refuses(torch.nn.Linear):
+        exportable = False
+
+    with pytest.raises(TypeError, match="cannot be exported"):
+        NNModel(params=NNModelParams(), module=Refuses(6, 2)).export("m", "onnx", example_input=X)
+    assert os.listdir(".") == []
+
+
+def test_an_adapted_and_a_runtime_net_are_exported(model):
+    model.net.layers[0] = torch.nn.Sequential(model.net.layers[0], torch.nn.Tanh())
+    model.to_onnx("a.onnx", X)
+    module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.GELU())
+    NNModel(params=NNModelParams(), module=module).to_onnx("b.onnx", X, dynamic_batch=False)
+    assert sorted(os.listdir(".")) == ["a.onnx", "b.onnx"]

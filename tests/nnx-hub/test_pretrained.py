@@ -1,0 +1,236 @@
+"""A model in the Hub's layout: written as a whole, and only loaded when it can be true."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from nnx import (
+    Activations,
+    Losses,
+    MissingModelFactoryError,
+    ModelSpec,
+    Nets,
+    NNModel,
+    NNModelParams,
+    NNParams,
+    PrecisionPolicy,
+    register_model_factory,
+    unregister_model_factory,
+)
+from nnx.hub import inspect_pretrained
+from nnx.hub.layout import PretrainedError
+from safetensors.torch import load_file, save_file
+
+ORIGINAL = Path(__file__).parents[1] / "data" / "original-hub"
+X = torch.randn(50, 6, generator=torch.Generator().manual_seed(21))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def make_model(**changes):
+    torch.manual_seed(0)
+    net = NNParams(
+        input_dim=6, output_dim=3, hidden_dims=[8], dropout_prob=0.2, activation=Activations.RELU
+    )
+    return NNModel(net, NNModelParams(net=Nets.FEED_FWD, loss=Losses.CROSS_ENTROPY, **changes))
+
+
+def test_a_folder_of_the_original_is_loaded():
+    model = NNModel.from_pretrained(ORIGINAL / "hub-feed-fwd")
+    wanted = json.loads((ORIGINAL / "values.json").read_text())["hub-feed-fwd"]["predict"]
+    np.testing.assert_allclose(model.predict(X[:3]).logits.ravel(), wanted, atol=1e-6)
+    assert not model.net.training
+
+
+def test_what_is_written_has_the_layout_of_the_original():
+    NNModel.from_pretrained(ORIGINAL / "hub-feed-fwd").save_pretrained("again")
+    assert sorted(os.listdir("again")) == ["README.md", "config.json", "model.safetensors"]
+    for name in ("config.json", "model.safetensors"):
+        written = (ORIGINAL / "hub-feed-fwd" / name).read_bytes()
+        assert Path("again", name).read_bytes().rstrip() == written.rstrip(), name
+
+
+def test_a_model_comes_back_bit_for_bit():
+    model = make_model(precision=PrecisionPolicy("bf16"))
+    model.save_pretrained("saved")
+    found = NNModel.from_pretrained("saved")
+    assert found.params.state() == model.params.state()
+    assert found.net_params == model.net_params
+    for name, value in model.net.state_dict().items():
+        assert torch.equal(found.net.state_dict()[name], value)
+    replaced = NNModel.from_pretrained("saved", precision=PrecisionPolicy("fp32"))
+    assert replaced.params.precision is None or replaced.params.precision.mode == "fp32"
+
+
+def test_loading_moves_no_random_stream():
+    make_model().save_pretrained("saved")
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    NNModel.from_pretrained("saved")
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_the_card_says_recorded_facts():
+    make_model().save_pretrained("saved", model_card_kwargs={"license": "mit", "split": "a|b"})
+    card = Path("saved/README.md").read_text()
+    assert "library_name: nnx" in card
+    assert "license: mit" in card
+    assert "| loss | cross_entropy |" in card
+    assert "| split | a\\|b |" in card
+    assert "| parameters | 83 |" in card
+
+
+def test_a_registered_module_comes_back_by_its_factory():
+    def encoder(config):
+        return torch.nn.Linear(6, config["width"])
+
+    register_model_factory("test.hub", 1, encoder)
+    try:
+        NNModel(
+            params=NNModelParams(net=ModelSpec("test.hub", 1, config={"width": 4}))
+        ).save_pretrained("s")
+        config = json.loads(Path("s/config.json").read_text())
+        assert "net_params" not in config
+        assert config["params"]["net"]["id"] == "test.hub"
+        assert NNModel.from_pretrained("s").net.weight.shape == (4, 6)
+    finally:
+        unregister_model_factory("test.hub", 1)
+    with pytest.raises(MissingModelFactoryError, match=r"test.hub"):
+        NNModel.from_pretrained("s")
+
+
+def test_what_would_not_come_back_is_not_written():
+    with pytest.raises(MissingModelFactoryError, match="runtime-only"):
+        NNModel(params=NNModelParams(), module=torch.nn.Linear(2, 2)).save_pretrained("s")
+    model = make_model()
+    model.net.layers[0] = torch.nn.Sequential(model.net.layers[0])
+    with pytest.raises(ValueError, match="changed without a record"):
+        model.save_pretrained("s")
+    assert not os.path.exists("s")
+
+
+def test_a_recorded_recipe_is_replayed():
+    transforms = pytest.importorskip("nnx.transforms")
+    model = make_model()
+    transforms.TransformRecipe([transforms.lora("layers.0", r=2, alpha=4.0)]).materialize(model)
+    model.save_pretrained("s")
+    (recorded,) = json.loads(Path("s/config.json").read_text())["transforms"]
+    assert (recorded["name"], recorded["version"]) == ("lora", 1)
+    found = NNModel.from_pretrained("s")
+    assert torch.equal(
+        torch.from_numpy(found.predict(X).logits), torch.from_numpy(model.predict(X).logits)
+    )
+    recorded["version"] = 99
+    config = {**json.loads(Path("s/config.json").read_text()), "transforms": [recorded]}
+    Path("s/config.json").write_text(json.dumps(config))
+    with pytest.raises(PretrainedError, match="transform that is not known"):
+        NNModel.from_pretrained("s")
+
+
+def test_extra_submodules_are_named_and_can_be_left_out():
+    model = make_model()
+    model.net._helper = torch.nn.Linear(2, 2)
+    model.save_pretrained("s")
+    with pytest.raises(ValueError, match=r"exclude_submodules=\('_helper',\)"):
+        NNModel.from_pretrained("s")
+    assert not hasattr(NNModel.from_pretrained("s", exclude_submodules=("_helper",)).net, "_helper")
+    with pytest.raises(ValueError, match="does not hold"):
+        NNModel.from_pretrained("s", exclude_submodules=("_helper", "other"))
+
+
+def test_a_folder_is_inspected_and_limited_before_anything_is_built():
+    make_model().save_pretrained("s")
+    info = inspect_pretrained("s")
+    assert (info.parameters, info.config["net_params"]["input_dim"]) == (83, 6)
+    assert info.tensors["layers.0.weight"] == (8, 6)
+    with pytest.raises(PretrainedError, match=r"holds 83 numbers, more than max_parameters=10"):
+        NNModel.from_pretrained("s", max_parameters=10)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c["net_params"].update(input_dim=10**12), "does not describe the weights"),
+        (lambda c: c["net_params"].update(hidden_dims="[4]"), "does not describe the weights"),
+        (lambda c: c.update(auto_map={}), "does not know"),
+        (lambda c: c.pop("params"), "has no params"),
+        (lambda c: c["params"].update(net="nothing"), "cannot be read"),
+        (lambda c: c.update(net_params=None), "without net_params"),
+    ],
+)
+def test_a_configuration_that_cannot_be_true(change, said):
+    make_model().save_pretrained("s")
+    config = json.loads(Path("s/config.json").read_text())
+    change(config)
+    Path("s/config.json").write_text(json.dumps(config))
+    with pytest.raises(PretrainedError, match=said):
+        NNModel.from_pretrained("s")
+
+
+def test_weights_that_are_missing_pickled_linked_or_cut():
+    make_model().save_pretrained("s")
+    path = Path("s/model.safetensors")
+    data = path.read_bytes()
+    path.write_bytes(data[:-4])
+    with pytest.raises(PretrainedError, match="its header lists"):
+        NNModel.from_pretrained("s")
+    path.unlink()
+    torch.save({}, "s/pytorch_model.bin")
+    with pytest.raises(PretrainedError, match="a pickle is never loaded"):
+        NNModel.from_pretrained("s")
+    Path("outside").write_bytes(data)
+    path.symlink_to(os.path.abspath("outside"))
+    with pytest.raises(PretrainedError, match="symbolic link"):
+        NNModel.from_pretrained("s")
+    path.unlink()
+    tensors = load_file("outside")
+    tensors.pop("layers.0.bias")
+    save_file(tensors, path)
+    with pytest.raises(PretrainedError, match=r"layers.0.bias has no weights"):
+        NNModel.from_pretrained("s")
+
+
+def test_a_save_that_fails_leaves_what_was_there(monkeypatch):
+    from nnx.utils import files
+
+    make_model().save_pretrained("s")
+    before = {p.name: p.read_bytes() for p in Path("s").iterdir()}
+
+    class Full(files.Disk):
+        def write(self, descriptor, data):
+            raise OSError(28, "No space left on device")
+
+    other = make_model()
+    torch.nn.init.zeros_(other.net.layers[0].weight)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "disk", Full())
+        with pytest.raises(OSError, match="No space"):
+            other.save_pretrained("s")
+    assert {p.name: p.read_bytes() for p in Path("s").iterdir()} == before
+    assert os.listdir(".") == ["s"]
+    Path("s/notes.txt").write_text("mine")
+    other.save_pretrained("s")
+    assert Path("s/notes.txt").read_text() == "mine"
+    assert float(NNModel.from_pretrained("s").net.layers[0].weight.detach().abs().sum()) == 0
+
+
+def test_the_folders_of_others_are_refused():
+    os.mkdir("r")
+    Path("r/run.yaml").write_text("")
+    with pytest.raises(ValueError, match="is a run, not a folder"):
+        make_model().save_pretrained("r")
+    with pytest.raises(PretrainedError, match=r"has no config.json"):
+        NNModel.from_pretrained("r")
+    bundle = Path(__file__).parents[1] / "data" / "original-bundle" / "bundle-resume"
+    with pytest.raises(PretrainedError, match="is a run bundle"):
+        NNModel.from_pretrained(bundle)
