@@ -63,7 +63,9 @@ def _run_rows(run: Any) -> dict[str, str]:
     rows = {"run": run.id}
     if state["train"].get("data_id"):
         rows["data"] = str(state["train"]["data_id"])
-    last = run.idps[-1] if run.idps else None
+    if not run.idps:
+        return rows
+    last = run.idps[-1]
     for split in ("train_summary", "val_edp"):
         scores = getattr(last, split, None)
         if scores is None:

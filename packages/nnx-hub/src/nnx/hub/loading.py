@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def from_pretrained(
     resume_download: bool | None = None,
     proxies: Mapping[str, str] | None = None,
     token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | Path | None = None,
     local_files_only: bool = False,
     revision: str | None = None,
     map_location: Any = "cpu",
@@ -115,7 +116,7 @@ def _locate(
     *,
     force_download: bool = False,
     token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | Path | None = None,
     local_files_only: bool = False,
     revision: str | None = None,
 ) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnx.bundles import BundleInfo, export_bundle, validate_bundle
@@ -84,7 +85,7 @@ def pull_run(
     *,
     revision: str | None = None,
     token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | Path | None = None,
     local_files_only: bool = False,
 ) -> BundleInfo:
     """Download a pushed run into a new folder, check every byte, and say what it holds.

@@ -24,7 +24,7 @@ def save_pretrained(
     push_to_hub: bool = False,
     model_card_kwargs: Mapping[str, Any] | None = None,
     **push_to_hub_kwargs: Any,
-) -> str | None:
+) -> Any:
     """Write ``model.safetensors``, ``config.json`` and ``README.md`` into a folder.
 
     The files are complete before the folder's own change. With ``push_to_hub`` the same is
@@ -42,8 +42,7 @@ def save_pretrained(
         from nnx.hub.publishing import push_to_hub as push
 
         repo = repo_id or os.path.basename(target)
-        pushed: Any = push(model, repo, model_card_kwargs=model_card_kwargs, **push_to_hub_kwargs)
-        return pushed  # type: ignore[no-any-return]
+        return push(model, repo, model_card_kwargs=model_card_kwargs, **push_to_hub_kwargs)
     return None
 
 

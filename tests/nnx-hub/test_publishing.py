@@ -1,0 +1,180 @@
+"""Pushes and pulls with the real client, against a Hub on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hub_server import Hub
+
+MODEL = """
+import os, torch
+from nnx import *
+from torch.utils.data import DataLoader, TensorDataset
+
+def model():
+    torch.manual_seed(0)
+    net = NNParams(input_dim=6, output_dim=3, hidden_dims=[8], dropout_prob=0.2)
+    return NNModel(net, NNModelParams(net=Nets.FEED_FWD, loss=Losses.CROSS_ENTROPY))
+
+draw = torch.Generator().manual_seed(1)
+data = TensorDataset(torch.randn(40, 6, generator=draw), torch.randint(0, 3, (40,), generator=draw))
+
+def params(epochs):
+    return NNTrainParams(n_epochs=epochs, seed=3, train_loader=DataLoader(data, batch_size=8, shuffle=True))
+"""
+
+
+@pytest.fixture
+def hub():
+    hub = Hub()
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def client(hub, tmp_path):
+    """Run a script whose huggingface_hub talks to the Hub; what it printed."""
+
+    def client(script, folder="work"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-c", MODEL + textwrap.dedent(script)],
+            cwd=tmp_path / folder, capture_output=True, text=True, timeout=200,
+            env={
+                **os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"),
+                "HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1",
+                "NNX_TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+                "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1",
+            },
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return client
+
+
+def test_a_model_is_one_commit_and_is_loaded_by_its_revision(hub, client):
+    out = client(
+        """
+        import nnx.hub
+        m = model()
+        first = m.push_to_hub("me/mine")
+        torch.nn.init.zeros_(m.net.layers[0].weight)
+        m.push_to_hub("me/mine", commit_message="again")
+        old = NNModel.from_pretrained("me/mine", revision=first.oid)
+        new = NNModel.from_pretrained("me/mine")
+        print(float(new.net.layers[0].weight.abs().sum()), float(old.net.layers[0].weight.abs().sum()) > 0)
+        print(torch.equal(old.net.layers[1].weight, model().net.layers[1].weight))
+        print(nnx.hub.inspect_pretrained("me/mine").parameters)
+        """
+    )
+    assert out.split() == ["0.0", "True", "True", "83"]
+    assert sorted(hub.files("me/mine")) == ["README.md", "config.json", "model.safetensors"]
+    log = hub.repos["me/mine"]["log"]
+    assert [entry["summary"] for entry in log] == ["Push model using huggingface_hub.", "again"]
+    assert all(entry["parentCommit"] for entry in log)
+
+
+def test_a_push_in_between_is_not_overwritten(hub, client):
+    hub.create("me/mine")
+
+    def move_on():
+        repo = hub.repos["me/mine"]
+        repo["commits"]["c" * 40] = {"theirs": b""}
+        repo["branches"]["main"] = "c" * 40
+
+    hub.after_info = move_on
+    out = client(
+        """
+        from huggingface_hub.errors import HfHubHTTPError
+        try:
+            model().push_to_hub("me/mine")
+        except HfHubHTTPError as error:
+            print(error.response.status_code)
+        """
+    )
+    assert out.strip() == "412"
+    assert hub.files("me/mine") == {"theirs": b""}
+
+
+def test_a_push_that_fails_at_any_request_can_be_repeated(hub, client):
+    """The number of requests is that of a whole push; each of them fails once."""
+    client('model().push_to_hub("me/mine")')
+    whole = len(hub.requests)
+    assert whole >= 5
+    hub.repos.clear()
+    hub.lfs.clear()
+    script = """
+        from huggingface_hub.errors import HfHubHTTPError
+        import urllib.request
+        for n in range(WHOLE):
+            urllib.request.urlopen(os.environ["HF_ENDPOINT"] + f"/break/{n}").read()
+            failed = False
+            try:
+                model().push_to_hub("me/mine")
+            except (HfHubHTTPError, OSError, ValueError, RuntimeError):
+                failed = True
+            kept = urllib.request.urlopen(os.environ["HF_ENDPOINT"] + "/state").read().decode()
+            if failed:
+                model().push_to_hub("me/mine")
+            urllib.request.urlopen(os.environ["HF_ENDPOINT"] + "/forget").read()
+            print(n, failed, kept)
+        """.replace("WHOLE", str(whole))
+    out = client(script)
+    rows = [line.split() for line in out.splitlines() if line[:1].isdigit()]
+    assert len(rows) == whole
+    assert sum(row[1] == "True" for row in rows) >= 4
+    # Half a push is never seen: after a failure there is no commit at all.
+    assert all(row[2] == "0" for row in rows if row[1] == "True")
+
+
+def test_a_training_continues_elsewhere_from_a_revision(hub, client):
+    out = client(
+        """
+        from nnx.hub import push_run
+        run = model().train(params(2))
+        print("pushed", push_run(run.id, "me/run").oid)
+        print("whole", model().train(params(4)).idps[-1].train_edp.loss.hex())
+        """
+    )
+    pushed, whole = (line.split()[1] for line in out.splitlines() if line.startswith(("p", "w")))
+    out = client(
+        f"""
+        from nnx.bundles import reconstruct_bundle
+        from nnx.hub import pull_run
+        info = pull_run("me/run", "here", revision="{pushed}")
+        assert info.verified and not os.path.exists("runs")
+        run = reconstruct_bundle("here").resume(params(2))
+        print("resumed", run.idps[-1].train_edp.loss.hex())
+        """,
+        folder="elsewhere",
+    )
+    assert f"resumed {whole}" in out
+
+
+def test_a_pulled_run_that_was_tampered_with_is_not_left(hub, client):
+    client(
+        """
+        from nnx.hub import push_run
+        push_run(model().train(params(1)).id, "me/run")
+        """
+    )
+    files = hub.files("me/run")
+    name = next(n for n in files if n.endswith("model.safetensors"))
+    files[name] = files[name][:-1] + b"\x01"
+    out = client(
+        """
+        from nnx.bundles import BundleIntegrityError
+        from nnx.hub import pull_run
+        try:
+            pull_run("me/run", "here")
+        except BundleIntegrityError as error:
+            print("SHA-256" in str(error), os.listdir("."))
+        """,
+        folder="elsewhere",
+    )
+    assert out.split() == ["True", "[]"]
