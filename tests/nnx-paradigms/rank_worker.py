@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from nnx import NNOptimParams, NNTrainParams
 from nnx.distributed import DDP, init_process_group, shutdown
-from nnx.paradigms import moe_objective, simclr_objective
+from nnx.paradigms import moe_objective, simclr_objective, vicreg_objective
 from small_models import X, Y, feed_forward, losses, mixture, numbers
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,9 +18,11 @@ ROWS = 16  # of every joined batch
 
 
 def case(name):
-    if name == "simclr":
+    if name in ("simclr", "vicreg"):
         data = TensorDataset(X[:48], X[:48] + 0.1 * numbers(31, 48, 6))
-        return feed_forward(out=8, dropout=0.0), simclr_objective(temperature=0.3), data
+        contrast = simclr_objective(temperature=0.3)
+        objective = contrast if name == "simclr" else vicreg_objective(invariance=1, variance=1)
+        return feed_forward(out=8, dropout=0.0), objective, data
     objective = moe_objective(aux_loss_weight=0.5)
     return mixture(experts=6, top_k=1), objective, TensorDataset(X[:48], Y[:48])
 

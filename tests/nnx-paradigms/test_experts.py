@@ -106,3 +106,15 @@ def test_impossible_mixtures_are_refused(wrong):
         MoELinear(3, 3, **wrong)
     with pytest.raises(ValueError):
         nnx.moe_train_step_factory(aux_loss_weight=-0.1)
+
+
+def test_the_z_loss_is_the_mean_squared_normalizer_of_the_router():
+    model = mixture()
+    objective = moe_objective(aux_loss_weight=0.0, z_loss_weight=0.1)
+    terms = {t.name: t for t in objective(ObjectiveContext(model, (X[:7], Y[:7]), 0, 0)).terms}
+    scores = model.net.layers[0].router(X[:7])
+    wanted = scores.exp().sum(1).log().square().mean()
+    assert terms["router_z"].value == pytest.approx(float(wanted.detach()), rel=1e-5)
+    assert terms["router_z"].weight == 0.1
+    with pytest.raises(ValueError):
+        moe_objective(z_loss_weight=-1.0)

@@ -37,3 +37,6 @@ from .offline_distillation import write_teacher_records as write_teacher_records
 from .averaging import EMA as EMA
 from .averaging import SWA as SWA
 from .averaging import WeightAverage as WeightAverage
+from .vicreg import VICRegObjective as VICRegObjective
+from .vicreg import embedding_metrics as embedding_metrics
+from .vicreg import vicreg_objective as vicreg_objective

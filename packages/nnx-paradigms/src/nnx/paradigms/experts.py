@@ -108,12 +108,14 @@ class Routing:
     """What a forward sent where.
 
     ``counts`` (E,) are the assignments of each expert, ``probabilities`` (E,) the
-    router's probabilities summed over ``rows`` rows (differentiable), and ``entropy`` the
+    router's probabilities summed over ``rows`` rows (differentiable), ``z`` the squared
+    log-normalizers of the scores, summed likewise (differentiable), and ``entropy`` the
     mean entropy of a row's probabilities in nats, detached.
     """
 
     counts: torch.Tensor
     probabilities: torch.Tensor
+    z: torch.Tensor
     entropy: torch.Tensor
     rows: int
 
@@ -121,11 +123,13 @@ class Routing:
     def of(scores_NE: torch.Tensor, chosen_NK: torch.Tensor) -> Routing:
         """The routing of router scores and the experts chosen by them."""
         half = scores_NE.dtype in (torch.float16, torch.bfloat16)
-        logarithms = (scores_NE.float() if half else scores_NE).log_softmax(dim=-1)
+        wide = scores_NE.float() if half else scores_NE
+        logarithms = wide.log_softmax(dim=-1)
         shares = logarithms.exp()
         return Routing(
             chosen_NK.flatten().bincount(minlength=scores_NE.shape[-1]),
             shares.sum(dim=0),
+            wide.logsumexp(dim=-1).square().sum(),
             -(shares * logarithms).detach().sum(dim=-1).mean(),
             len(scores_NE),
         )

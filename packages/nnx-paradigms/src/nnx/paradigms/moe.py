@@ -29,9 +29,13 @@ def moe_train_step_factory(*, aux_loss_weight: float = 0.01) -> TrainStepFn:
     return ImperativeStep(MoEObjective(aux_loss_weight=aux_loss_weight))
 
 
-def moe_objective(*, aux_loss_weight: float = 0.01, nonfinite: str = "fail") -> MoEObjective:
+def moe_objective(
+    *, aux_loss_weight: float = 0.01, z_loss_weight: float = 0.0, nonfinite: str = "fail"
+) -> MoEObjective:
     """Train a mixture of experts; see :class:`MoEObjective`."""
-    return MoEObjective(aux_loss_weight=aux_loss_weight, nonfinite=nonfinite)
+    return MoEObjective(
+        aux_loss_weight=aux_loss_weight, z_loss_weight=z_loss_weight, nonfinite=nonfinite
+    )
 
 
 class MoEObjective(Objective):
@@ -41,14 +45,25 @@ class MoEObjective(Objective):
     :class:`MoELinear` layers of Switch's balance loss, over the rows of all processes. A
     net without such layers trains as by the supervised objective. Balance is a matter of
     a microbatch: an accumulated window averages it, it is not that of the joined rows.
+    With ``z_loss_weight`` the term ``"router_z"`` keeps the routers' scores small: the mean
+    squared log-normalizer, summed over the layers (Zoph et al. 2022, arXiv:2202.08906).
 
     Records carry ``moe_dead_experts`` (without a row in this batch, over all layers),
     ``moe_max_load`` (the largest share of a layer's assignments times its experts, 1 when
     even) and ``moe_entropy`` (the mean entropy of the routers, in nats).
     """
 
-    def __init__(self, *, aux_loss_weight: float = 0.01, nonfinite: str = "fail") -> None:
+    def __init__(
+        self,
+        *,
+        aux_loss_weight: float = 0.01,
+        z_loss_weight: float = 0.0,
+        nonfinite: str = "fail",
+    ) -> None:
         super().__init__(nonfinite=nonfinite)
+        self.z_loss_weight = float(
+            check.real("MoEObjective", "z_loss_weight", z_loss_weight, at_least=0)
+        )
         self.aux_loss_weight = float(
             check.real("MoEObjective", "aux_loss_weight", aux_loss_weight, at_least=0)
         )
@@ -62,17 +77,27 @@ class MoEObjective(Objective):
         record = score_batch(ctx.model, supervised, loss=None, extra_metrics=ctx.extra_metrics)
         if routings:
             terms = (*terms, self._balance(routings))
+            if self.z_loss_weight:
+                terms = (*terms, self._router_z(routings))
             metrics = {**record.metrics, **_metrics(routings)}
             record = replace(record, metrics=metrics)
         return ObjectiveResult(terms, record)
 
     def _balance(self, routings: Sequence[Routing]) -> LossTerm:
-        rows = routings[0].rows
-        # A layer of other rows (pooled, say) is scaled to those of the first.
-        total = torch.stack(
-            [r.balance_sum(sum_over_ranks(r.counts)) * (rows / max(r.rows, 1)) for r in routings]
-        ).sum()
-        return LossTerm("balance", total, rows, weight=self.aux_loss_weight)
+        sums = [r.balance_sum(sum_over_ranks(r.counts)) for r in routings]
+        return _over_rows("balance", sums, routings, self.aux_loss_weight)
+
+    def _router_z(self, routings: Sequence[Routing]) -> LossTerm:
+        return _over_rows("router_z", [r.z for r in routings], routings, self.z_loss_weight)
+
+
+def _over_rows(
+    name: str, sums: Sequence[torch.Tensor], routings: Sequence[Routing], weight: float
+) -> LossTerm:
+    """The layers' means added up; one of other rows (pooled, say) is scaled to the first's."""
+    rows = routings[0].rows
+    scaled = [total * (rows / max(r.rows, 1)) for total, r in zip(sums, routings)]
+    return LossTerm(name, torch.stack(scaled).sum(), rows, weight=weight)
 
 
 def routings_of(net: nn.Module) -> list[Routing]:
