@@ -24,6 +24,10 @@ CLAIMS: dict[str, tuple[str, Callable[[Numbers], bool]]] = {
         lambda n: n[0] == n[1] + 5 < 60 and n[2] > 0.5,
     ),
     "ddp": (r"2 processes: the largest difference is ([\d.e+-]+)", lambda n: n[0] < 1e-5),
+    "diffusion_mixture": (
+        r"near the four centres: (\d+)% (\d+)% (\d+)% (\d+)%",
+        lambda n: min(n) > 17 and sum(n) > 90,
+    ),
     "embedding_search": (r"(\d) of 6 questions find their answer", lambda n: n[0] == 6),
     "finetuning": (
         r"(\d+) tensors frozen and unchanged, (\d+) trained\naccuracy on the new task: ([\d.]+)",
