@@ -13,7 +13,9 @@ import torch
 from made_runs import plan
 from nnx import CompileSpec, benchmarking
 from nnx.benchmarking import benchmark_forward, benchmark_run, compare_compile, profile_forward
+from nnx.cli.app import build
 from torch import nn
+from typer.testing import CliRunner
 
 
 class Slow(nn.Module):
@@ -135,6 +137,19 @@ def test_a_run_is_measured_by_batch_size_and_by_layer() -> None:
     json.dumps(found.state(), allow_nan=False)
     with pytest.raises(FileNotFoundError, match="no checkpoint 'q9'"):
         benchmark_run(run.id, checkpoint="q9")
+
+
+def test_the_command_shows_the_costs_of_a_run() -> None:
+    run = plan().fit().run
+    command = ["bench", run.id[:8], "--batch", "1,4", "--repeats", "8"]
+    done = CliRunner().invoke(build(), command)
+    assert done.exit_code == 0, done.output
+    for part in ("eager, batch 4", "layers.1", "58 parameters", "384 FLOPs"):
+        assert part in done.output
+    done = CliRunner().invoke(build(), [*command, "--json"])
+    assert [
+        r["batch_size"] for r in json.loads(done.output[done.output.index("{") :])["eager"]
+    ] == [1, 4]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ def nnx_metrics() -> Mapping[tuple[str, int], Any]:
 @hookimpl
 def nnx_commands() -> Mapping[str, Any]:
     return {
+        "bench": "nnx.benchmarking.commands:bench",
         "calibrate": "nnx.decisions.commands:calibrate",
         "decide": "nnx.decisions.commands:decide",
+        "sweep": "nnx.search.commands:sweep",
     }

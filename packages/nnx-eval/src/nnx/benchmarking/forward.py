@@ -263,7 +263,8 @@ def _digest(net: torch.nn.Module) -> str:
         digest.update(f"{name}\0".encode())
         if isinstance(value, torch.Tensor):
             digest.update(f"{value.dtype}{tuple(value.shape)}\0".encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            raw = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digest.update(raw.numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -89,7 +89,8 @@ def benchmark_run(
     if not sizes:
         raise ValueError("batch_sizes must name one size or more")
     id = RunPaths.reading(run_id, root).id
-    stored = NNCheckpoint.load(id, checkpoint, root)
+    tag: Any = checkpoint  # or a stem of one's own
+    stored = NNCheckpoint.load(id, tag, root)
     if stored is None:
         raise FileNotFoundError(f"run {id} has no checkpoint {checkpoint!r}")
     model = NNModel.from_checkpoint(stored)

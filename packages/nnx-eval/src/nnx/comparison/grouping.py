@@ -136,7 +136,10 @@ def summarize(observations: Iterable[Observation]) -> Summary:
             )
         seen.add(key)
         groups.setdefault(tuple(getattr(row, name) for name in POOLED_BY), []).append(row)
-    found = [GroupSummary(*key, tuple(members)) for key, members in groups.items()]
+    found = [
+        GroupSummary(**dict(zip(POOLED_BY, key)), observations=tuple(members))
+        for key, members in groups.items()
+    ]
     return Summary(tuple(sorted(found, key=group_order)))
 
 

@@ -78,14 +78,14 @@ class Observation:
     def __post_init__(self) -> None:
         owner = "Observation"
         for name in ("run_id", "split", "selection"):
-            _checked(lambda name=name: check.text(owner, name, getattr(self, name)))  # type: ignore[misc]
+            _checked(lambda name=name: check.text(owner, name, getattr(self, name)))
         if not isinstance(self.metric, Metric):
             raise ComparisonError(f"Observation.metric must be a Metric, not {self.metric!r}")
         _checked(lambda: check.choice(owner, "status", self.status, STATUSES))
         for name in _IDENTITIES:
             if getattr(self, name) is not None:
-                _checked(lambda name=name: check.text(owner, name, getattr(self, name)))  # type: ignore[misc]
-        value = self.value
+                _checked(lambda name=name: check.text(owner, name, getattr(self, name)))
+        value: Any = self.value
         if value is not None:
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise ComparisonError(f"Observation.value must be a number or None, not {value!r}")

@@ -39,9 +39,9 @@ def observations_from_runs(
     ids = list(run_ids)
     if not isinstance(metric, Metric):
         raise ComparisonError(f"metric must be a Metric(name, direction), not {metric!r}")
-    for name, value, known in (("split", split, SPLITS), ("selection", selection, SELECTIONS)):
-        if value not in known:
-            raise ComparisonError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+    for name, given, known in (("split", split, SPLITS), ("selection", selection, SELECTIONS)):
+        if given not in known:
+            raise ComparisonError(f"{name} must be one of {', '.join(known)}, not {given!r}")
     if replicate not in ("seed", None):
         raise ComparisonError(f"replicate must be 'seed' or None, not {replicate!r}")
     if config is not None and (missing := [id for id in ids if id not in config]):

@@ -143,13 +143,14 @@ def correct(p_values: Mapping[str, float | None], method: str = "holm") -> dict[
     order = sorted(known, key=lambda name: known[name])
     count = len(order)
     adjusted: dict[str, float | None] = dict.fromkeys(p_values)
+    running: list[float]
     if method == "holm":
         scaled = [min(1.0, known[name] * (count - i)) for i, name in enumerate(order)]
-        adjusted.update(zip(order, itertools.accumulate(scaled, max)))
+        running = list(itertools.accumulate(scaled, max))
     else:
-        scaled = [known[name] * count / (i + 1) for i, name in enumerate(order)]
+        scaled = [min(1.0, known[name] * count / (i + 1)) for i, name in enumerate(order)]
         running = list(itertools.accumulate(scaled[::-1], min))[::-1]
-        adjusted.update(zip(order, (min(1.0, p) for p in running)))
+    adjusted.update(zip(order, running))
     return adjusted
 
 

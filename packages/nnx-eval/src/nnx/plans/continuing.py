@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nnx.plans.fitting import fit
+from nnx.plans.fitting import fit, manifest_of
 from nnx.plans.outcomes import FitResult
 from nnx.store import NNRun
 from nnx.store.committed import NOTHING, committed_epoch
@@ -74,5 +74,8 @@ def train_or_continue(plan: ExperimentPlan, attempt: str) -> Fitted:
     if standing.complete:
         assert standing.run_id is not None
         return Fitted(NNRun.load(standing.run_id), None, reused=True)
-    result = fit(standing.next_plan, attempt=attempt)
+    planned = standing.next_plan
+    if planned.provenance is None:  # without it nobody could tell whether an attempt ended
+        planned = planned.with_provenance(manifest_of(planned))
+    result = fit(planned, attempt=attempt)
     return Fitted(result.run, result, reused=False, resumed_from=standing.run_id)

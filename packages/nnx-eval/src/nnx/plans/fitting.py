@@ -14,6 +14,7 @@ from nnx.params import NNModelParams, NNTrainParams
 from nnx.plans import validation
 from nnx.plans.outcomes import Diagnostic, FitResult, PlanError, SplitMetrics
 from nnx.plans.plan import ATTEMPT_SALT_PREFIX, INHERIT
+from nnx.provenance import ExperimentManifest
 from nnx.seeding import set_seed
 from nnx.store import NNRun
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from nnx.plans.plan import ExperimentPlan
     from nnx.records import NNEvaluationDataPoint
 
+_OF_ONE_ATTEMPT = ("n_epochs", "resume_epochs", "parent_run_id", "parent_checkpoint")
 _FIELDS = ("loss", "error", "accuracy", "f1", "recall", "precision")
 
 
@@ -92,6 +94,24 @@ def planned_run(plan: ExperimentPlan, attempt: str) -> NNRun:
     assert isinstance(plan.model, NNModelParams)
     train = dataclasses.replace(planned_training(plan), train_loader=None, val_loader=None)
     return NNRun(net=plan.net, model=plan.model, train=train, salt=ATTEMPT_SALT_PREFIX + attempt)
+
+
+def manifest_of(plan: ExperimentPlan) -> ExperimentManifest:
+    """What the plan's parameters say of the experiment, for a plan that declares no provenance."""
+    assert isinstance(plan.model, NNModelParams)
+    train = planned_training(plan)
+    model = {k: v for k, v in plan.model.state().items() if k not in ("task", "device")}
+    if plan.net is not None:
+        model["net_params"] = plan.net.state()
+    task = None if plan.model.task is None else plan.model.task.state()
+    settings = {k: v for k, v in train.state().items() if k not in _OF_ONE_ATTEMPT}
+    return ExperimentManifest(
+        task=task,
+        labels=(task or {}).get("labels"),
+        model=model,
+        data={} if train.data_id is None else {"data": train.data_id},
+        config={"train": settings},
+    )
 
 
 def metrics_of(run: NNRun) -> Mapping[str, SplitMetrics]:

@@ -131,7 +131,8 @@ def _problems(plan: ExperimentPlan) -> Problems:
 
 
 def _model(plan: ExperimentPlan) -> Problems:
-    model, net = plan.model, plan.net
+    model: Any = plan.model
+    net: Any = plan.net
     if net is not None and not isinstance(net, NNParams):
         yield Diagnostic("net", f"must be an NNParams or None, not {check.show(net)}")
         return

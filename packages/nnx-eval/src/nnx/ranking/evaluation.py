@@ -137,7 +137,7 @@ class Rows:
                 figures.sums.setdefault(f"{name}_at_{k}", []).append(math.fsum(values))
         if self._with_loss:
             loss, pairs = pairwise_logistic_loss(
-                torch.from_numpy(scores[rows]), torch.from_numpy(grades[rows]), group[rows],  # type: ignore[arg-type]
+                torch.from_numpy(scores[rows]), torch.from_numpy(grades[rows]), group[rows],
                 weighting=task.weighting,
             )  # fmt: skip
             figures.loss.append(float(loss))

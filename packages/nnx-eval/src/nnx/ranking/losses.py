@@ -207,14 +207,17 @@ class _Queries:
         chosen = (self.pairs > 0) & (weights > 0)
         if not chosen.any():
             return self.scores.sum() * 0.0
-        return _PairSum.apply(self.scores, self, chosen, weights, gains, discounts)
+        total: torch.Tensor = _PairSum.apply(  # type: ignore[no-untyped-call]
+            self.scores, self, chosen, weights, gains, discounts
+        )
+        return total
 
 
 class _PairSum(torch.autograd.Function):
     """Σ w softplus(-(s_hi - s_lo)), and its gradient from the same pass."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         scores: torch.Tensor,
         batch: _Queries,
@@ -253,6 +256,6 @@ class _PairSum(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         (gradient,) = ctx.saved_tensors
         return grad * gradient, None, None, None, None, None

@@ -70,12 +70,13 @@ class RankingTask:
                 check.count("RankingTask", "group_size", self.group_size, at_least=max(cutoffs))
             check.count("RankingTask", "version", self.version)
             check.flag("RankingTask", "grouped", self.grouped)
-            names = tuple(self.metrics)
+            given: Any = self.metrics
+            names = tuple(given)
             for name in names:
                 check.choice("RankingTask", "metrics", name, tuple(METRICS))
         except ValueError as error:
             raise RankingError(str(error)) from None
-        if not names or len(set(names)) != len(names) or isinstance(self.metrics, str):
+        if not names or len(set(names)) != len(names) or isinstance(given, str):
             raise RankingError(
                 f"RankingTask.metrics must be names, each once, not {self.metrics!r}"
             )

@@ -6,3 +6,5 @@ from .space import FloatParam as FloatParam
 from .space import IntParam as IntParam
 from .space import SearchSpace as SearchSpace
 from .study import search as search
+from .sweep import Sweep as Sweep
+from .sweep import sweep as sweep

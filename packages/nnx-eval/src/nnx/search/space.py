@@ -70,9 +70,10 @@ class CategoricalParam:
 
     def __post_init__(self) -> None:
         check.name("CategoricalParam", "name", self.name)
-        if isinstance(self.choices, str):
-            check.refuse("CategoricalParam", "choices", self.choices, "a sequence of values")
-        choices = tuple(self.choices)
+        given: Any = self.choices
+        if isinstance(given, str):
+            check.refuse("CategoricalParam", "choices", given, "a sequence of values")
+        choices = tuple(given)
         if not choices:
             check.refuse("CategoricalParam", "choices", choices, "one value or more")
         for i, choice in enumerate(choices):
