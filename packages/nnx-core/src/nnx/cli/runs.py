@@ -185,9 +185,29 @@ def _in_order(tags: list[str]) -> list[str]:
     return sorted(tags, key=lambda tag: (known.index(tag) if tag in known else len(known), tag))
 
 
-def compare(left: RunId, right: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:
-    """Compare two runs: where their configurations differ, and their provenance."""
+def compare(
+    left: RunId,
+    right: RunId,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Compare the seeds of both configurations by this metric (nnx-eval)."),
+    ] = None,
+    runs: RunsFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs: where their configurations differ, and their provenance.
+
+    With --metric, every seed of A's configuration is paired with that of B's.
+    Example: nnx compare 3f2a 9b1c --metric nll
+    """
     root = use_runs(runs)
+    if metric is not None:
+        from nnx.plugins.registry import load_reference
+        from nnx.store.paths import resolve_run_id as resolve
+
+        seeds = load_reference("nnx.comparison.commands:compare_seeds")
+        seeds(resolve(left, root), resolve(right, root), metric=metric, root=root, as_json=as_json)
+        return
     from nnx.provenance import compare as compare_provenance
     from nnx.store import NNRun
     from nnx.store.paths import resolve_run_id
