@@ -106,9 +106,10 @@ def _messages() -> Iterator[tuple[str, str]]:
                 text = "" if id(node) in quiet else node.value
             else:
                 continue
-            markup = re.search(r"<\w+ |\w=[\"'{]?[\w{}-]+[\"'}]? ?/?>", text)
-            if " " in text.strip() and "\n" not in text.strip() and not markup:
-                yield f"{file.relative_to(ROOT)}:{node.lineno}", text
+            text = re.sub(r"<(?:[a-zA-Z!/][^<>]*)>", " ", text)  # of markup, what is read
+            for line in text.splitlines():
+                if " " in line.strip():
+                    yield f"{file.relative_to(ROOT)}:{node.lineno}", line
 
 
 def words(kind: str) -> list[tuple[str, str]]:

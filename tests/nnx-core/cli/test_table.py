@@ -117,6 +117,8 @@ def test_an_unknown_column_names_close_ones(tmp_path: Path) -> None:
     table = read_table(write(tmp_path, "income,age\n1,2\n"))
     with pytest.raises(TableError, match="has no column 'incme'; did you mean 'income'"):
         table.column("incme")
+    with pytest.raises(TableError, match="has no column 'Y'; it has 'income', 'age'$"):
+        table.column("Y")
 
 
 @pytest.mark.parametrize("cell", ["", "NA", "n/a", "NaN", "null", "None", "?"])

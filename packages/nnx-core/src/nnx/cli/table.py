@@ -56,7 +56,11 @@ class Table:
 def unknown_column(table: Table, name: str) -> str:
     from nnx.utils.validation import close
 
-    return f"{table.path} has no column {name!r}{close(name, table.columns)}"
+    there = list(table.columns)
+    hint = close(name, there) or (
+        f"; it has {', '.join(map(repr, there[:8]))}{', ...' * (len(there) > 8)}"
+    )
+    return f"{table.path} has no column {name!r}{hint}"
 
 
 def option(name: str, column: str) -> str:
