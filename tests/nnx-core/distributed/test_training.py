@@ -111,7 +111,7 @@ def test_a_failure_on_one_rank_ends_all_and_is_told_to_the_others(folder):
         assert "other loaders" in found["mismatch"]
         assert "other run" in found["model"]
         assert "nnx.distributed.train_loader" in found["plain_loader"]
-        assert "own FileExistsError" in found["exists"]
+        assert "own RunExistsError" in found["exists"]
         assert "default_train_step" in found["drifting"]
         assert found["after"] == 14
     assert one["data"].count("rank ") == 1
