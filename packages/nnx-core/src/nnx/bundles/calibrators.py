@@ -112,7 +112,7 @@ def build(records: Mapping[str, Mapping[str, Any]]) -> tuple[Any, ...]:
     built = []
     for name, record in records.items():
         try:
-            built.append(room.TemperatureCalibrator.from_state(record))
+            built.append(room.calibrator_from_state(record))
         except (ValueError, KeyError, TypeError) as error:
             raise BundleIntegrityError(f"{name} is no calibrator: {error}") from error
     return tuple(built)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
-from nnx.utils.jsonlike import canonical, freeze
+from nnx.utils.weights import fingerprint_of
 
 from .errors import CalibrationError
 
@@ -21,30 +20,14 @@ def model_fingerprint(model: Any) -> str:
         raise CalibrationError(
             f"model_fingerprint takes an NNModel or a torch.nn.Module, not {type(model).__name__}"
         )
-    digest = hashlib.sha256()
     weights = net.state_dict()
-    for name in sorted(weights):
-        value = weights[name]
+    for name, value in weights.items():
         if hasattr(value, "materialize"):
             raise CalibrationError(f"{name} has no weights yet; run the model once first")
-        head = (
-            [name] if not hasattr(value, "shape") else [name, str(value.dtype), list(value.shape)]
-        )
-        digest.update(canonical(freeze(head)) + b"\0")
-        digest.update(_bytes(name, value))
-    return f"sha256:{digest.hexdigest()}"
-
-
-def _bytes(name: str, value: Any) -> Any:
-    if hasattr(value, "detach"):
-        import torch
-
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        return flat.view(torch.uint8).numpy().data if flat.numel() else b""
     try:
-        return canonical(freeze(value))
-    except ValueError:
+        return fingerprint_of(weights)
+    except TypeError as error:
         raise CalibrationError(
-            f"the extra state {name!r} is not plain data, so the model has no fingerprint; name "
-            'the model yourself, for example model_id=f"{run.id}:BEST"'
+            f"{error}, so the model has no fingerprint; name the model yourself, for example "
+            'model_id=f"{run.id}:BEST"'
         ) from None

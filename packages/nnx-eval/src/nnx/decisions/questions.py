@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nnx.utils.jsonlike import canonical, freeze
 from nnx.utils.validation import show
 
 from .errors import InvalidDecisionRequest
@@ -47,7 +47,8 @@ class Question:
 
     def digest(self) -> str:
         """SHA-256 (hex) of the state: another order or wording is another question."""
-        return hashlib.sha256(canonical(freeze(self.state()))).hexdigest()
+        text = json.dumps(self.state(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _text(where: str, value: Any) -> str:
