@@ -19,13 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from nnx.components import ComponentSpec
 from nnx.engine import direct, gradients
-from nnx.engine.window import (
-    Applied,
-    GradientWindow,
-    TermTotals,
-    WindowSynchronizer,
-    WindowTotals,
-)
+from nnx.engine.window import Applied, GradientWindow, TermTotals, WindowSynchronizer, WindowTotals
 from nnx.objectives import LossTerm, ObjectiveResult, UpdateEvent
 from nnx.objectives.base import NONFINITE_POLICIES
 from nnx.objectives.supervised import supervised_terms_of
