@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,3 +101,36 @@ def test_an_adapted_and_a_runtime_net_are_exported(model):
     module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.GELU())
     NNModel(params=NNModelParams(), module=module).to_onnx("b.onnx", X, dynamic_batch=False)
     assert sorted(os.listdir(".")) == ["a.onnx", "b.onnx"]
+
+
+SCRIPTS = [
+    text
+    for text in re.findall(
+        r"```\{\.python \.no-run\}\n(.*?)```",
+        (Path(__file__).parents[2] / "docs" / "travel.md").read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+    if "import nnx" not in text and "from nnx" not in text
+]
+
+
+def test_the_documented_scripts_need_no_nnx():
+    """Each runs in a process that cannot import it, on files of a net with four inputs."""
+    torch.manual_seed(0)
+    net = NNParams(input_dim=4, output_dim=2, hidden_dims=[8], dropout_prob=0.0)
+    model = NNModel(net, NNModelParams(net=Nets.FEED_FWD, loss=Losses.CROSS_ENTROPY))
+    rows = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    model.to_onnx("model.onnx", rows)
+    model.export("model.pt2", "pt2", example_input=rows)
+    model.export("model.safetensors", "safetensors")
+    wanted = str(model.predict(rows).logits.argmax(axis=1))
+    assert len(SCRIPTS) == 3
+    for script in SCRIPTS:
+        assert script.count("\n") <= 20
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.modules['nnx'] = None\n{script}"],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        if "default_rng(0)" in script:
+            assert done.stdout.strip() == wanted

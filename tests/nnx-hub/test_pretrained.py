@@ -234,3 +234,33 @@ def test_the_folders_of_others_are_refused():
     bundle = Path(__file__).parents[1] / "data" / "original-bundle" / "bundle-resume"
     with pytest.raises(PretrainedError, match="is a run bundle"):
         NNModel.from_pretrained(bundle)
+
+
+def test_training_what_was_loaded_leaves_the_file_as_it_is():
+    """The weights are the file's own pages until they change."""
+    model = make_model()
+    model.save_pretrained("s")
+    before = Path("s/model.safetensors").read_bytes()
+    found = NNModel.from_pretrained("s")
+    optimizer = torch.optim.SGD(found.net.parameters(), lr=1.0)
+    found.net(X).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(found.net.layers[0].weight, model.net.layers[0].weight)
+    assert Path("s/model.safetensors").read_bytes() == before
+    again = NNModel.from_pretrained("s")
+    assert torch.equal(again.net.layers[0].weight, model.net.layers[0].weight)
+
+
+def test_tied_weights_stay_tied():
+    def tied(config):
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        net[1].weight = net[0].weight
+        return net
+
+    register_model_factory("test.tied", 1, tied)
+    try:
+        NNModel(params=NNModelParams(net=ModelSpec("test.tied", 1))).save_pretrained("s")
+        found = NNModel.from_pretrained("s").net
+        assert found[1].weight is found[0].weight
+    finally:
+        unregister_model_factory("test.tied", 1)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nnx.engine.unbuilt import uninitialized
+from nnx.engine.unbuilt import load_weights, uninitialized
 from nnx.models import (
     MissingModelFactoryError,
     check_state_topology,
@@ -59,7 +59,7 @@ def rebuild(
         model.recorded_topology = state_topology(model.net)
     if module is None:
         _check_weights(model, weights, params)
-    model.net.load_state_dict(weights)
+    load_weights(model.net, weights)
     return model
 
 

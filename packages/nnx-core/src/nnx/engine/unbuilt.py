@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -90,6 +91,32 @@ def _numel(shape: Sequence[int]) -> int:
     for extent in shape:
         total *= extent
     return total
+
+
+_given: ContextVar[bool] = ContextVar("weights are given away", default=False)
+
+
+@contextlib.contextmanager
+def giving_weights() -> Iterator[None]:
+    """Within the block, whoever rebuilds a model passes on weights that nobody else holds."""
+    token = _given.set(True)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def load_weights(net: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load all of ``weights``; those that are given away become the net's own, uncopied."""
+    held = dict(net.state_dict(keep_vars=True))
+    parameters = [p for p in held.values() if isinstance(p, torch.Tensor)]
+    fits = len({id(p) for p in parameters}) == len(held) and all(
+        isinstance(weights.get(name), torch.Tensor)
+        and weights[name].dtype == value.dtype
+        and weights[name].device == value.device
+        for name, value in held.items()
+    )
+    net.load_state_dict(weights, assign=_given.get() and fits)
 
 
 class _NoInitialization(TorchFunctionMode):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from nnx.bundles import is_bundle
-from nnx.engine.unbuilt import UnfitConfigurationError, check_describes
+from nnx.engine.unbuilt import UnfitConfigurationError, check_describes, giving_weights
 from nnx.enums import Devices, Nets
 from nnx.hub.layout import CONFIG, WEIGHTS, PretrainedError, read_config
 from nnx.params import NNCheckpointTransform, NNModelParams, NNParams, PrecisionPolicy
@@ -103,7 +103,8 @@ def from_pretrained(
     from nnx import NNModel
 
     assert issubclass(cls, NNModel)
-    model = cls.from_checkpoint(
+    with giving_weights():
+        model = cls.from_checkpoint(
         checkpoint, _device(map_location), precision=precision, batch_adapter=batch_adapter,
         exclude_submodules=tuple(exclude_submodules), **model_kwargs,
     )  # fmt: skip
