@@ -40,7 +40,7 @@ def test_importing_nnx_loads_only_discovery_of_its_own_modules(run: Run) -> None
     """)
     own = {m for m in result.stdout.split() if not m.endswith("_plugin")}
     assert own == {
-        "nnx", "nnx._version", "nnx.plugins", "nnx.plugins.core", "nnx.plugins.hookspecs",
+        "nnx", "nnx._version", "nnx.errors", "nnx.plugins", "nnx.plugins.core", "nnx.plugins.hookspecs",
             "nnx.plugins.manager",
         "nnx.plugins.registry", "nnx.plugins.siblings", "nnx.utils", "nnx.utils.validation",
     }  # fmt: skip

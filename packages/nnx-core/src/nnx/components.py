@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from nnx.errors import NNxError
 from nnx.params.component import ComponentSpec
 from nnx.records import ResumeStatus
 from nnx.utils.caller import warn_caller
@@ -59,7 +60,7 @@ class StatefulComponent(Protocol):
         ...
 
 
-class ComponentRestoreError(ValueError):
+class ComponentRestoreError(ValueError, NNxError):
     """Saved component state that does not fit the registered components.
 
     ``problems`` lists everything that was found, not only the first.

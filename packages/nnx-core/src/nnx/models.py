@@ -15,6 +15,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from nnx.enums import Nets
+from nnx.errors import NNxError
 from nnx.params import (
     ModelSpec,
     NNCheckpointTransform,
@@ -63,7 +64,7 @@ _supplied: ContextVar[Mapping[tuple[str, int], ModelFactory] | None] = ContextVa
 )
 
 
-class MissingModelFactoryError(ValueError):
+class MissingModelFactoryError(ValueError, NNxError):
     """A module cannot be rebuilt here: no factory for it is registered."""
 
 

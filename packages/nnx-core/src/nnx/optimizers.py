@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from nnx.enums import Optims
+from nnx.errors import NNxError
 from nnx.finetune.param_groups import build_param_groups
 from nnx.params.optim import (
     AnyOptimParams,
@@ -48,7 +49,7 @@ OptimizerFactory = Callable[[list[dict[str, Any]], Mapping[str, Any]], torch.opt
 _KIND = "optimizer factory"
 
 
-class MissingOptimizerFactoryError(ValueError):
+class MissingOptimizerFactoryError(ValueError, NNxError):
     """No optimizer factory is registered under the asked id and version."""
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
+from nnx.errors import NNxError
+
 T = TypeVar("T")
 U = TypeVar("U")
 E = TypeVar("E")
@@ -27,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class UnwrapError(RuntimeError):
+class UnwrapError(RuntimeError, NNxError):
     """``Err.unwrap()``: carries the typed error as ``.error``."""
 
     def __init__(self, error: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from nnx.components import ComponentSpec
+from nnx.errors import NNxError
 from nnx.lm.cross_entropy import linear_cross_entropy
 from nnx.models import adapter_for
 from nnx.objectives import LossTerm, Objective, ObjectiveContext, ObjectiveResult
@@ -39,7 +40,7 @@ _IDS = ("input_ids", "tokens", "inputs")
 _TARGETS = ("targets", "labels")
 
 
-class LMTaskError(ValueError):
+class LMTaskError(ValueError, NNxError):
     """A batch or a model that the task cannot take."""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nnx.errors import NNxError
 
-class BundleError(ValueError):
+
+class BundleError(ValueError, NNxError):
     """A bundle that cannot be written, or a path that is none."""
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nnx.errors import NNxError
+
 # What people write for "no value"; compared in lower case.
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 TAB = ("\\t", "tab")  # a tab as it can be typed
@@ -21,7 +23,7 @@ _AMOUNT = re.compile(r"\d{1,3}([,.'\u2019 \u00a0\u202f]\d{3})+([.,]\d+)?|\d+([.,
 _AROUND = "$\u20ac\u00a3\u00a5\u20b9% \u00a0\u202f"
 
 
-class TableError(ValueError):
+class TableError(ValueError, NNxError):
     """A table that cannot be used as it is: what, where and the way out."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from nnx.errors import NNxError
 from nnx.params.compilation import COMPILE_FAILURE_POLICIES
 from nnx.utils import validation as check
 
@@ -83,7 +84,7 @@ class CompileRecord:
         )
 
 
-class CompileFailed(RuntimeError):
+class CompileFailed(RuntimeError, NNxError):
     """A compiled forward that failed to compile under ``on_failure="error"``.
 
     ``record`` is the fit's :class:`CompileRecord` at the failure.

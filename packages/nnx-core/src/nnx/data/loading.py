@@ -17,6 +17,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from nnx.errors import NNxError
 from nnx.preprocessing import SplitView, Standardizer
 
 # Takes the indices of a batch and returns the batch.
@@ -65,7 +66,7 @@ def _batches_of(iterator: Any) -> Iterator[Any]:
         yield batch
 
 
-class _Unusual(Exception):
+class _Unusual(NNxError):
     """A negative index or one out of range: the dataset itself must answer."""
 
 

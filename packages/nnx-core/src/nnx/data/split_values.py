@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from nnx.errors import NNxError
 from nnx.utils.validation import is_number
 
 SampleId: TypeAlias = str | int
@@ -21,7 +22,7 @@ _NS |= {"W": 7 * _NS["D"], "ms": 10**6, "us": 10**3, "ns": 1}
 _EPOCH = dt.datetime(1970, 1, 1)
 
 
-class SplitError(ValueError):
+class SplitError(ValueError, NNxError):
     """A split cannot be planned or replayed as asked."""
 
 

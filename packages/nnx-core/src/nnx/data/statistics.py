@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from nnx.data.columns import Array, is_series, numeric_array
+from nnx.errors import NNxError
 
 _CHUNK = 131_072  # values of a piece
 
 
-class PreprocessingError(ValueError):
+class PreprocessingError(ValueError, NNxError):
     """Data that do not fit the fitted schema, or a schema that makes no sense."""
 
 

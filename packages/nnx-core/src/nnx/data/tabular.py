@@ -18,6 +18,7 @@ from nnx.data.base import (
 )
 from nnx.data.columns import Array, is_frame, locate_columns, numeric_array
 from nnx.data_splits import SplitManifest
+from nnx.errors import NNxError
 from nnx.plugins.siblings import install_line
 from nnx.preprocessing import Standardizer
 from nnx.utils import validation as check
@@ -240,7 +241,7 @@ def _count_classes(y: torch.Tensor, label: str) -> int:
     return len(present)
 
 
-class _ColumnError(ValueError):
+class _ColumnError(ValueError, NNxError):
     def __init__(self, message: str) -> None:
         super().__init__(f"NNTabularDataset: {message}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from nnx.errors import NNxError
 
-class DistributedFailure(RuntimeError):
+
+class DistributedFailure(RuntimeError, NNxError):
     """Another process failed or was lost, so this one stopped too.
 
     The message names the ranks and what happened on each. A process that failed raises

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nnx.components import ComponentSpec
 from nnx.enums import Schedulers
+from nnx.errors import NNxError
 from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ EPOCH = "epoch"
 UPDATE = "optimizer_update"
 
 
-class ScheduleBudgetError(ValueError):
+class ScheduleBudgetError(ValueError, NNxError):
     """A schedule was asked for more steps than it has."""
 
 

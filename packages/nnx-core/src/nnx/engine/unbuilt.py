@@ -12,6 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from nnx.enums import Nets
+from nnx.errors import NNxError
 from nnx.models import state_topology
 from nnx.params import NNParams
 from nnx.seeding import isolated_rng
@@ -22,7 +23,7 @@ _LEAST = 1 << 22
 _COUNTS = ("n_layers", "num_experts")
 
 
-class UnfitConfigurationError(ValueError):
+class UnfitConfigurationError(ValueError, NNxError):
     """A configuration that does not describe the weights beside it."""
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from nnx.errors import NNxError
 from nnx.params.component import ComponentSpec
 from nnx.params.monitor import MonitorRecord as MonitorRecord
 from nnx.params.monitor import MonitorSpec as MonitorSpec
@@ -16,7 +17,7 @@ COMPONENT = "nnx.monitor"
 _IDENTITY = ("metric", "split", "mode", "min_delta")
 
 
-class MonitorUnavailableError(ValueError):
+class MonitorUnavailableError(ValueError, NNxError):
     """A monitored value is missing or non-finite and its policy says "error"."""
 
 

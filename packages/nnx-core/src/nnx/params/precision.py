@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from nnx.errors import NNxError
 from nnx.params.base import check_keys
 from nnx.plugins.registry import load_reference
 from nnx.utils import validation as check
@@ -22,7 +23,7 @@ PRECISION_MODES: tuple[str, ...] = get_args(PrecisionMode)
 PRECISION_FALLBACKS: tuple[str, ...] = get_args(PrecisionFallback)
 
 
-class PrecisionUnsupportedError(ValueError):
+class PrecisionUnsupportedError(ValueError, NNxError):
     """A precision that the device cannot run, asked for without a fallback."""
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from nnx.errors import NNxError
+
 KINDS = ("categorical", "bernoulli")
 
 
-class PredictionValidationError(ValueError):
+class PredictionValidationError(ValueError, NNxError):
     """A probability declaration, or outputs that do not fit one."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from nnx.errors import NNxError
 from nnx.plugins import siblings
 from nnx.utils import validation as check
 
@@ -17,11 +18,11 @@ T = TypeVar("T")
 Key = tuple[str, int]
 
 
-class RegistryConflictError(ValueError):
+class RegistryConflictError(ValueError, NNxError):
     """A second registration of a key that another owner holds."""
 
 
-class UnknownIdError(LookupError, ValueError):
+class UnknownIdError(LookupError, ValueError, NNxError):
     """Nothing is registered under the asked id and version: a refused configuration."""
 
 

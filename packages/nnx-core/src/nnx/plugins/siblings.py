@@ -9,6 +9,7 @@ import importlib
 from types import ModuleType
 
 from nnx._version import __version__
+from nnx.errors import NNxError
 
 CORE = "nnx-core"
 
@@ -181,7 +182,7 @@ def module(name: str) -> ModuleType:
     raise AttributeError(f"module 'nnx' has no attribute {name!r}")
 
 
-class MissingPart(ImportError):
+class MissingPart(ImportError, NNxError):
     """Something that a sibling provides, and that is not there."""
 
 

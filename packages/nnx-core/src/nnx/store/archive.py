@@ -17,6 +17,8 @@ from typing import IO, Any
 import torch
 from torch import serialization
 
+from nnx.errors import NNxError
+
 _open_writer = getattr(serialization, "_open_zipfile_writer", None)
 _STORAGE = {
     torch.float64: "Double", torch.float32: "Float", torch.float16: "Half",
@@ -91,7 +93,7 @@ class Archive:
         )  # fmt: skip
 
 
-class _NotPlain(Exception):
+class _NotPlain(NNxError):
     pass
 
 

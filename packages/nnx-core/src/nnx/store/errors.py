@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from nnx.errors import NNxError
 from nnx.utils.locks import LockBusyError
 
 
-class ResumePointError(ValueError):
+class ResumePointError(ValueError, NNxError):
     """A resume point that is torn, mixed or corrupted, or a file that is not data."""
 
 
@@ -13,7 +14,7 @@ class RunBusyError(LockBusyError):
     """A run that another process trains or writes now."""
 
 
-class RunExistsError(FileExistsError):
+class RunExistsError(FileExistsError, NNxError):
     """A run of the same identity is there, and was not to be replaced."""
 
     def __init__(self, run_id: str, root: str) -> None:
@@ -28,5 +29,5 @@ class ForeignFileError(ResumePointError):
     """A file whose content would need code to load: another system wrote it."""
 
 
-class HistoryCorruptionError(ValueError):
+class HistoryCorruptionError(ValueError, NNxError):
     """A recorded history whose committed part cannot be read as it was written."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nnx.errors import NNxError
 from nnx.monitors.builtin import BuiltinAccumulator
 from nnx.monitors.declared import check_inputs
 from nnx.monitors.views import BatchViews, feed
@@ -21,7 +22,7 @@ from nnx.utils import validation as check
 from nnx.utils.jsonlike import FrozenDict
 
 
-class MetricMergeError(ValueError):
+class MetricMergeError(ValueError, NNxError):
     """Two accumulations that describe different quantities."""
 
 

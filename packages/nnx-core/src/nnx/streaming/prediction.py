@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnx.data.loading import fast_batches
+from nnx.errors import NNxError
 from nnx.models import Model
 from nnx.prediction import batches
 from nnx.prediction.inference import build_result, check_spec, decide, to_array
@@ -17,7 +18,7 @@ from nnx.prediction.spec import ProbabilitySpec
 from nnx.utils.modes import eval_mode
 
 
-class StreamClosedError(RuntimeError):
+class StreamClosedError(RuntimeError, NNxError):
     """A prediction stream was used again after it was closed or iterated."""
 
 

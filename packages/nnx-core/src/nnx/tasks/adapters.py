@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nnx.errors import NNxError
 from nnx.models import Model
 from nnx.params.task import TaskSpec
 from nnx.tasks import losses
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from nnx.tasks.accumulator import TaskMetricAccumulator
 
 
-class TaskValidationError(ValueError):
+class TaskValidationError(ValueError, NNxError):
     """A batch, loss or model that does not fit the declared task."""
 
 

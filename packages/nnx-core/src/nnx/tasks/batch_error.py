@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from nnx.errors import NNxError
 
-class BatchError(ValueError, IndexError, RuntimeError):
+
+class BatchError(ValueError, IndexError, RuntimeError, NNxError):
     """A batch that the net or the loss cannot take.
 
     It is also what torch raises of it (``RuntimeError``, or ``IndexError`` for a class

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from nnx.errors import NNxError
 from nnx.utils import files as fs
 
 try:
@@ -28,11 +29,11 @@ _POLL_SECONDS = 0.01
 _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
-class LockBusyError(RuntimeError):
+class LockBusyError(RuntimeError, NNxError):
     """A lock that another process (or thread) holds."""
 
 
-class _Timeout(Exception):
+class _Timeout(NNxError):
     pass
 
 

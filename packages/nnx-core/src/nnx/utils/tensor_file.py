@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from nnx.errors import NNxError
 from nnx.utils.disk import StrPath
 from nnx.utils.strict import parse_json, read_exactly
 
@@ -33,7 +34,7 @@ DTYPES: dict[str, tuple[str, int]] = {
 }  # fmt: skip
 
 
-class TensorFileError(ValueError):
+class TensorFileError(ValueError, NNxError):
     """A file that is no safetensors file, or one whose header cannot be true."""
 
 

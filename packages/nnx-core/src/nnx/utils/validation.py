@@ -18,6 +18,8 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from nnx.errors import NNxError
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
@@ -31,7 +33,7 @@ def show(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-class WrongTypeError(TypeError, ValueError):
+class WrongTypeError(TypeError, ValueError, NNxError):
     """A configuration of the wrong type: a ``TypeError``, and a refusal like every other."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from nnx.errors import NNxError
 
-class AbstentionError(ValueError):
+
+class AbstentionError(ValueError, NNxError):
     """Malformed probabilities, or a policy or document that cannot be."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from nnx.errors import NNxError
 
-class CalibrationError(ValueError):
+
+class CalibrationError(ValueError, NNxError):
     """Logits, targets or a document that a calibration cannot use."""
 
 

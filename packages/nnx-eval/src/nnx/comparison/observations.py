@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from nnx.errors import NNxError
 from nnx.params.monitor import MODES
 from nnx.utils import validation as check
 
@@ -15,7 +16,7 @@ FORMAT = "nnx.comparison/1"
 STATUSES = ("completed", "failed", "cancelled", "running", "unknown")
 
 
-class ComparisonError(ValueError):
+class ComparisonError(ValueError, NNxError):
     """Observations that cannot be summarized or compared as asked."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from nnx.errors import NNxError
 
-class ConformalError(ValueError):
+
+class ConformalError(ValueError, NNxError):
     """Scores, levels or a document that cannot be used."""
 
 

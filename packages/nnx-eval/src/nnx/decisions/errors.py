@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from nnx.errors import NNxError
+
 if TYPE_CHECKING:
     from .jobs import QuestionOutcome
 
 
-class DecisionError(Exception):
+class DecisionError(NNxError):
     """The root of everything that a decision raises."""
 
 

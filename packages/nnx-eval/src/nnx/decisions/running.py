@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from nnx.errors import NNxError
+
 from .errors import (
     DecisionError,
     InvalidDecisionResponse,
@@ -367,7 +369,7 @@ class Run:
         return _Cell(follow.job, follow.state, cell.depth + 1)
 
 
-class _LateError(Exception):
+class _LateError(NNxError):
     """The deadline passed before a call."""
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from nnx.errors import NNxError
+
 if TYPE_CHECKING:
     from nnx.nn_model import NNModel
     from nnx.store import NNRun
@@ -23,7 +25,7 @@ class Diagnostic:
         return f"{self.path}: {self.message}"
 
 
-class PlanError(ValueError, TypeError):
+class PlanError(ValueError, TypeError, NNxError):
     """A plan that cannot be fitted; ``diagnostics`` lists every problem that was found."""
 
     def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:

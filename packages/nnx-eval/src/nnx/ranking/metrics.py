@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from nnx.errors import NNxError
 
 Id = int | str
 
 
-class RankingError(ValueError):
+class RankingError(ValueError, NNxError):
     """Candidates, grades or scores that cannot be ranked."""
 
 

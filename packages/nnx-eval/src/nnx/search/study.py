@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from nnx.errors import NNxError
 from nnx.params import MonitorSpec
 from nnx.plans import ExperimentPlan
 from nnx.plans.fitting import planned_training, refuse_ranks
@@ -175,7 +176,7 @@ class _Search:
         trial.set_user_attr(OUTCOME, outcome.attributes())
 
 
-class _FailedTrial(Exception):
+class _FailedTrial(NNxError):
     """Tells Optuna that a trial failed, and the search that it goes on."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nnx.callbacks import Callback
+from nnx.errors import NNxError
 from nnx.params import MonitorSpec
 from nnx.plans import ExperimentPlan
 from nnx.plans.validation import is_factory, training_source, validation_source
@@ -15,7 +16,7 @@ from nnx.search.outcomes import SearchBudget, TrialOutcome
 from nnx.store import NNRun
 
 
-class ConfigurationError(Exception):
+class ConfigurationError(NNxError):
     """A plan that a search cannot score; the cause is what is raised to the caller."""
 
 

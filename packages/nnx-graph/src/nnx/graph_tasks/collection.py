@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any
 
 import torch
+from nnx.errors import NNxError
 from nnx.graph.batches import is_graph_collection_batch, is_link_batch
 from nnx.graph.edges import checked_edges
 from nnx.graph_tasks.leakage import graph_hash
@@ -23,7 +24,7 @@ IGNORE = -100
 """The target of a graph without a label; a task ignores it with ``ignore_index=IGNORE``."""
 
 
-class GraphTaskError(ValueError):
+class GraphTaskError(ValueError, NNxError):
     """A collection or a batch of graphs that cannot be classified as it is."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from nnx.errors import NNxError
 from nnx.graph.edges import checked_edges
 from nnx.link_tasks.codes import Edge, Pairs, as_array, as_edges, contains
 from nnx.utils import validation as check
@@ -24,7 +25,7 @@ _TOPOLOGY = {"hidden": "train_edges", "visible": "labeled_edges"}
 _EDGES = (*SPLITS, "val_negatives", "test_negatives")
 
 
-class LinkTaskError(ValueError):
+class LinkTaskError(ValueError, NNxError):
     """A split, a batch or a model that does not fit the link task."""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from nnx.errors import NNxError
 from nnx.models import check_exportable
 from nnx.nn_model import NNModel
 from nnx.params import RuntimeModule
@@ -28,7 +29,7 @@ _LEAST_DYNAMO_OPSET = 18
 _BATCHES = (1, 2, 3, 7)
 
 
-class ExportError(RuntimeError):
+class ExportError(RuntimeError, NNxError):
     """An export that does not give what the model gives; nothing of it is left."""
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from nnx.errors import NNxError
 from nnx.utils.strict import parse_json, read_regular
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -14,7 +15,7 @@ MAX_CONFIG_BYTES = 16 << 20
 _KEYS = {"net_params", "params", "transforms"}
 
 
-class PretrainedError(ValueError):
+class PretrainedError(ValueError, NNxError):
     """A folder or repository that holds no model of NNx, or one that cannot be true."""
 
 

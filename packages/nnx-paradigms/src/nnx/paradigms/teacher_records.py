@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
+from nnx.errors import NNxError
 from nnx.utils import validation as check
 from nnx.utils.files import atomic_write
 from nnx.utils.jsonlike import FrozenDict
@@ -18,7 +19,7 @@ SEMANTICS = ("predictive", "calibrated", "empirical")
 _PROVENANCE = ("source", "training_rights")
 
 
-class TeacherRecordError(ValueError):
+class TeacherRecordError(ValueError, NNxError):
     """A teacher record, or a set of them, that a student cannot learn from."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from nnx.errors import NNxError
+
 
 class Problem(NamedTuple):
     """One thing wrong: in which operation (from 0, ``None``: the recipe), where, what."""
@@ -18,7 +20,7 @@ class Problem(NamedTuple):
         return f"{where}{f'{self.target!r}: ' if self.target else ''}{self.message}"
 
 
-class RecipeError(ValueError):
+class RecipeError(ValueError, NNxError):
     """A recipe that does not fit its model. ``problems`` holds each reason; nothing was changed."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:

@@ -11,6 +11,7 @@ from nnx.engine.clocks import UPDATE
 from nnx.engine.resume.point import FitStart, continues_plan
 from nnx.engine.topology import describe_difference, optimizer_topology
 from nnx.engine.training_state import factory_state, type_name
+from nnx.errors import NNxError
 from nnx.models import check_state_topology
 from nnx.monitors.tracker import COMPONENT as MONITOR
 from nnx.utils.caller import warn_caller
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from nnx.store.points import ResumePoint
 
 
-class ResumeError(ValueError):
+class ResumeError(ValueError, NNxError):
     """A checkpoint that does not fit the run that wants to continue from it.
 
     ``problems`` lists everything that was found.
