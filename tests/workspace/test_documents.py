@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ PAGES = [
     *sorted(ROOT.glob("packages/*/README.md")),
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
+VARIABLE = re.compile(r"\bNNX_[A-Z_]+\b")
 BLOCK = re.compile(r"^```(?:python|py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -73,3 +75,22 @@ def test_the_documents_name_no_machine_and_no_work_in_progress() -> None:
         for match in words.finditer(page.read_text(encoding="utf-8"))
     ]
     assert found == []
+
+
+def test_the_guide_names_every_environment_variable_of_the_sources() -> None:
+    sources = ROOT.glob("packages/*/src/**/*.py")
+    read = {name for path in sources for name in VARIABLE.findall(path.read_text(encoding="utf-8"))}
+    page = (ROOT / "docs/guide/environment.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(NNX_\w+)` .*\| `([\w.]+)` \|$", page, re.MULTILINE)
+    assert {name for name, _ in rows} == read
+    for name, module in rows:
+        found = importlib.util.find_spec(module)
+        assert found is not None
+        assert found.origin is not None
+        assert name in Path(found.origin).read_text(encoding="utf-8")
+
+
+def test_the_site_has_every_page_of_the_guide() -> None:
+    listed = set(re.findall(r"^  - ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    pages = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}
+    assert listed == {page for page in pages if not page.startswith("examples/")}
