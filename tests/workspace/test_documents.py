@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from nnx.errors import NNxError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -94,3 +95,26 @@ def test_the_site_has_every_page_of_the_guide() -> None:
     listed = set(re.findall(r"^  - ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     pages = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}
     assert listed == {page for page in pages if not page.startswith("examples/")}
+
+
+def test_the_tour_names_modules_and_functions_that_exist() -> None:
+    page = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(nnx(?:\.\w+)+)(?::([\w.]+))?`", page)
+    assert len(named) > 40
+    for module, path in named:
+        value = importlib.import_module(module)
+        for name in filter(None, path.split(".")):
+            value = getattr(value, name)
+            # The walk leads to where a thing is defined, not to a name that passes it on.
+            assert getattr(value, "__module__", module) == module
+
+
+def test_the_guide_of_errors_names_classes_with_the_bases_that_it_says() -> None:
+    page = (ROOT / "docs/guide/errors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(nnx[\w.]+)\.(\w+)` \| ([`\w, ]+) \|", page, re.MULTILINE)
+    assert len(rows) > 10
+    for module, name, bases in rows:
+        error = getattr(importlib.import_module(module), name)
+        assert issubclass(error, NNxError)
+        known = {base.__name__ for base in error.__mro__}
+        assert set(re.findall(r"\w+", bases)) <= known
