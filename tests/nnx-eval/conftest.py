@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers in made_runs.py
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers in made_plans.py
 os.environ["NNX_TQDM_DISABLE"] = "1"
 
 

@@ -199,7 +199,7 @@ def test_prediction_refuses_what_training_did_not_see(tmp_path: Path) -> None:
         TableError, match=r"'green' is not a category seen in training\. Known: 'blue', 'red'"
     ):
         prepared.inputs(table_of(tmp_path, "a,c", "1,red", "1,green"))
-    with pytest.raises(TableError, match="has no column 'c', which the run was trained on"):
+    with pytest.raises(TableError, match="has no column 'c'; it has 'a', 'b', which the run was"):
         prepared.inputs(table_of(tmp_path, "a,b", "1,red"))
     with pytest.raises(TableError, match="'w' is not a class seen in training"):
         prepared.target.encode(table_of(tmp_path, "a,c,y", "1,red,w"))

@@ -334,7 +334,7 @@ def test_trainer_step_functions_own_full_precision(tmp_path, fp16_on_cpu):
 
 
 def test_the_trainer_does_not_apply_the_legacy_flag(monkeypatch):
-    monkeypatch.setattr("nnx.precision._device_type", lambda device: "cuda")
+    monkeypatch.setattr("nnx.precision._device", lambda device: torch.device("cuda"))
     monkeypatch.setattr("nnx.precision._obstacle", lambda mode, kind: None)
     params = NNTrainerParams(n_epochs=1, train_loader=batches(), optims={"all": optim()}, seed=0)
     with pytest.warns(RuntimeWarning, match="does not apply the legacy mixed_precision flag"):

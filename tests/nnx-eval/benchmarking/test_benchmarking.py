@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_runs import plan
+from made_plans import plan
 from nnx import CompileSpec, benchmarking
 from nnx.benchmarking import benchmark_forward, benchmark_run, compare_compile, profile_forward
 from nnx.cli.app import build

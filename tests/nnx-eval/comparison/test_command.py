@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from made_runs import net, plan
+from made_plans import net, plan
 from nnx import NNRun
 from nnx.cli.app import build
 from typer.testing import CliRunner

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_runs import net, plan, training
+from made_plans import net, plan, training
 from nnx import Callback, MonitorSpec, NNRun
 from nnx.comparison import ComparisonError, Metric, compare, observations_from_runs, summarize
 from nnx.provenance import ExperimentManifest

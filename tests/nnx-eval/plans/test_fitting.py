@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from made_runs import X, Y, net, plan, train_data, training, val_data
+from made_plans import X, Y, net, plan, train_data, training, val_data
 from nnx import (
     Callback,
     Losses,

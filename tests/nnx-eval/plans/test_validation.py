@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from made_runs import X, Y, net, plan, training
+from made_plans import X, Y, net, plan, training
 from nnx import (
     EarlyStopping,
     Losses,

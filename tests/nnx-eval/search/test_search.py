@@ -10,7 +10,7 @@ import sys
 
 import optuna
 import pytest
-from made_runs import net, plan, training
+from made_plans import net, plan, training
 from nnx import Callback, LRMonitor, MonitorSpec, NNRun
 from nnx.search import (
     CategoricalParam,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from made_runs import net, plan, training
+from made_plans import net, plan, training
 from nnx import Callback, MonitorSpec, NNRun
 from nnx.cli.app import build
 from nnx.search import CategoricalParam, IntParam, SearchBudget, SearchSpace, Sweep, sweep
@@ -38,7 +38,7 @@ def swept(trials=3, **changes) -> Sweep:
 FILE = f"""
 import sys, time
 sys.path.insert(0, {HELPERS!r})
-from made_runs import net, plan, training
+from made_plans import net, plan, training
 import optuna
 from nnx import Callback, MonitorSpec
 from nnx.search import IntParam, SearchBudget, SearchSpace, Sweep

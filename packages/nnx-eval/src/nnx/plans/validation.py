@@ -15,6 +15,7 @@ from nnx.callbacks import Callback, as_callback
 from nnx.components import StatefulComponent
 from nnx.engine.batches import loader_length
 from nnx.engine.checks import check_monitors
+from nnx.engine.owner import OwnerKind, UpdateOwner
 from nnx.engine.step import default_train_step
 from nnx.models import BatchAdapter, resolve_model_factory
 from nnx.monitors.declared import check_inputs
@@ -318,8 +319,12 @@ def _request(plan: ExperimentPlan, train: NNTrainParams) -> Any:
     params = dataclasses.replace(
         train, train_loader=None, val_loader=[()] if has_validation else None
     )
-    step = None if _default_step(plan) else plan.train_step_fn
-    return SimpleNamespace(params=params, trainer=None, step_fn=step, objective=plan.objective)
+    owner = UpdateOwner()
+    if plan.objective is not None:
+        owner = UpdateOwner(OwnerKind.OBJECTIVE, plan.objective)
+    elif not _default_step(plan):
+        owner = UpdateOwner(OwnerKind.STEP_FUNCTION, plan.train_step_fn)
+    return SimpleNamespace(params=params, owner=owner)
 
 
 def _check_seed(seed: Any) -> None:
