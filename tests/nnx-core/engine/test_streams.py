@@ -74,6 +74,21 @@ class Wrapper:
         return len(self._inner)
 
 
+class Slotted(Dataset):
+    """A user's own dataset around another, without a dictionary."""
+
+    __slots__ = ("inner", "never_set")
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, row):
+        return self.inner[row]
+
+
 def closure_over(dataset):
     own = torch.Generator().manual_seed(5)
 
@@ -94,6 +109,7 @@ WRAPPED = {
         ConcatDataset([d] + [Subset(d, [0])] * 80), batch_size=16
     ),
     "a wrapper of the loader": lambda d: Wrapper(Wrapper(DataLoader(d, batch_size=16))),
+    "a wrapper with slots": lambda d: DataLoader(Slotted(d), batch_size=16),
     "a function": closure_over,
 }
 

@@ -6,7 +6,13 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import numpy as np
@@ -59,9 +65,21 @@ def _inside(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or ())
         return [(name, cell.cell_contents) for name, cell in cells if not _is_empty(cell)]
-    held = {k: v for k, v in getattr(value, "__dict__", {}).items() if k != "_iterator"}
+    held = {k: v for k, v in _attributes(value) if k != "_iterator"}
     ordered = {name: held.pop(name) for name in _FIRST if name in held}
     return (ordered | held).items()
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds in its dictionary and in slots."""
+    yield from getattr(value, "__dict__", {}).items()
+    for kind in type(value).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, MemberDescriptorType):
+                try:
+                    yield name, slot.__get__(value)
+                except AttributeError:  # never set
+                    continue
 
 
 def _is_empty(cell: Any) -> bool:
