@@ -199,6 +199,8 @@ class TestFiles:
         path = save_lora_weights(model, tmp_path / "lora.pt", include_trainable=True)
         assert not any(".base." in key for key in torch.load(path, weights_only=True))
         again = self.adapted().eval()
+        with pytest.warns(UserWarning, match="is loaded with it too"):
+            load_lora_weights(again, path)
         assert load_lora_weights(again, path, include_trainable=True) == 4 + 2 + 5
         assert torch.equal(again(X), model(X))
 

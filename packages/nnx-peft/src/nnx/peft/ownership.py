@@ -259,7 +259,8 @@ def _warn_left_out(
     if ignored:
         warn_caller(
             f"{_some(sorted(ignored))} of the source were not loaded: no adapter here owns them. Adapt the "
-            "same layers as the source's, with the same modules_to_save"
+            "same layers as the source's, with the same modules_to_save; a file that was saved with "
+            "include_trainable=True is loaded with it too"
         )
 
 
