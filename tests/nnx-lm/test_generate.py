@@ -12,9 +12,6 @@ from nnx import (
     NNModelParams,
     NNTokenizerParams,
     OrderedLogitsPipeline,
-    PrefixTuner,
-    PromptTuner,
-    apply_lora_to,
     train_bpe,
 )
 from nnx.generation import LogitsStage
@@ -252,28 +249,28 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(kit):
 # Adapted networks ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tuner", [PrefixTuner, PromptTuner])
+@pytest.mark.parametrize("tuner", ["PrefixTuner", "PromptTuner"])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_tuned_transformers_write_with_and_without_a_cache(kit, tuner, kv_heads):
-    pytest.importorskip("nnx.peft")
+    peft = pytest.importorskip("nnx.peft")
     model = kit.model(heads=4, kv_heads=kv_heads)
     before = model.generate("the cat", temperature=0, max_new_tokens=20)
-    tuned = tuner(
-        model.net, **({"n_prefix": 6} if tuner is PrefixTuner else {"n_prompt_tokens": 6})
-    )
+    size = {"n_prefix": 6} if tuner == "PrefixTuner" else {"n_prompt_tokens": 6}
+    tuned = getattr(peft, tuner)(model.net, **size)
     with torch.no_grad():
         for parameter in tuned.trainable_parameters():
             parameter.normal_(std=2.0)
     model.net = tuned
-    assert model.context_limit == (48 if tuner is PrefixTuner else 42)
+    assert model.context_limit == (48 if tuner == "PrefixTuner" else 42)
     cached = model.generate(PROMPTS, temperature=0, max_new_tokens=60)
     assert cached == model.generate(PROMPTS, temperature=0, max_new_tokens=60, use_cache=False)
     assert model.generate("the cat", temperature=0, max_new_tokens=20) != before
 
 
 def test_adapters_keep_tied_embeddings_and_write(kit):
+    peft = pytest.importorskip("nnx.peft")
     model = kit.model()
     before = model.generate("the cat", temperature=0, max_new_tokens=20)
-    assert apply_lora_to(model.net, "*.w_qkv", "*.w2") == 4
+    assert peft.apply_lora_to(model.net, "*.w_qkv", "*.w2") == 4
     assert model.net.lm_head.weight is model.net.tok_embed.weight
     assert model.generate("the cat", temperature=0, max_new_tokens=20) == before
