@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from nnx.viz import reliability, risk_coverage
+
+pytest.importorskip("nnx.calibration", reason="what is drawn here is made by nnx-eval")
 from nnx.abstention import risk_coverage_curve
 from nnx.calibration import reliability_bins
-from nnx.viz import reliability, risk_coverage
 
 
 def made():
