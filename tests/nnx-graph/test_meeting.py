@@ -72,7 +72,7 @@ def test_streamed_metrics_of_seed_rows_count_the_seeds_alone():
 
 
 def test_the_pictures_of_a_training_on_karate_club():
-    report = pytest.importorskip("nnx.viz.report")
+    report = pytest.importorskip("nnx.viz.report", exc_type=ImportError)
     model, batches = nodes()
     run = model.train(NNTrainParams(
         n_epochs=2, train_loader=batches, val_loader=batches, optim=adam()))  # fmt: skip
@@ -85,7 +85,7 @@ def test_the_pictures_of_a_training_on_karate_club():
 
 
 def test_pictures_and_exports_refuse_whole_graphs(tmp_path):
-    viz = pytest.importorskip("nnx.viz")
+    viz = pytest.importorskip("nnx.viz", exc_type=ImportError)
     model, collection = graphs()
     run = model.train(NNTrainParams(n_epochs=1, train_loader=collection.loader(4), optim=adam()))
     checkpoint = NNCheckpoint.load(run.id, Checkpoints.LAST)

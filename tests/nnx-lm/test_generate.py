@@ -252,7 +252,7 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(kit):
 @pytest.mark.parametrize("tuner", ["PrefixTuner", "PromptTuner"])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_tuned_transformers_write_with_and_without_a_cache(kit, tuner, kv_heads):
-    peft = pytest.importorskip("nnx.peft")
+    peft = pytest.importorskip("nnx.peft", exc_type=ImportError)
     model = kit.model(heads=4, kv_heads=kv_heads)
     before = model.generate("the cat", temperature=0, max_new_tokens=20)
     size = {"n_prefix": 6} if tuner == "PrefixTuner" else {"n_prompt_tokens": 6}
@@ -268,7 +268,7 @@ def test_tuned_transformers_write_with_and_without_a_cache(kit, tuner, kv_heads)
 
 
 def test_adapters_keep_tied_embeddings_and_write(kit):
-    peft = pytest.importorskip("nnx.peft")
+    peft = pytest.importorskip("nnx.peft", exc_type=ImportError)
     model = kit.model()
     before = model.generate("the cat", temperature=0, max_new_tokens=20)
     assert peft.apply_lora_to(model.net, "*.w_qkv", "*.w2") == 4

@@ -392,7 +392,7 @@ def test_a_hooked_network_is_called_as_a_whole_and_loses_nothing(kit):
 
 @pytest.mark.parametrize("tuner", ["PrefixTuner", "PromptTuner"])
 def test_a_prefix_or_a_prompt_is_trained_and_the_model_left_alone(kit, tuner):
-    tuner = getattr(pytest.importorskip("nnx.peft"), tuner)
+    tuner = getattr(pytest.importorskip("nnx.peft", exc_type=ImportError), tuner)
     base = kit.model()
     data = rows(kit, base.tokenizer)
     before = {name: weight.clone() for name, weight in base.net.state_dict().items()}

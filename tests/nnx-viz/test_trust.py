@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from nnx.viz import reliability, risk_coverage
 
-pytest.importorskip("nnx.calibration", reason="what is drawn here is made by nnx-eval")
+pytest.importorskip(
+    "nnx.calibration", exc_type=ImportError, reason="what is drawn here is made by nnx-eval"
+)
 from nnx.abstention import risk_coverage_curve
 from nnx.calibration import reliability_bins
 
