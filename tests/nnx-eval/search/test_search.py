@@ -12,6 +12,7 @@ import optuna
 import pytest
 from made_plans import net, plan, training
 from nnx import Callback, LRMonitor, MonitorSpec, NNRun
+from nnx.plugins.siblings import install_line
 from nnx.search import (
     CategoricalParam,
     FloatParam,
@@ -297,4 +298,4 @@ def test_without_optuna_the_line_that_installs_it_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "a search needs optuna" in done.stdout
-    assert "nnx-eval" in done.stdout
+    assert install_line("nnx-eval", "search") in done.stdout
