@@ -71,8 +71,6 @@ def test_nodes_are_trained_tested_stored_shown_and_predicted(files):
     assert standing.data != run.train.data_id
     shown = nnx("show", run_id[:8])
     assert run_id in shown
-    nnx("report", run_id[:8], "--output", "report.html")
-    assert "test" in Path("report.html").read_text(encoding="utf-8")
     rows = list(csv.DictReader(io.StringIO(nnx("graph", "predict", run_id[:8]))))
     assert [row["name"] for row in rows] == NAMES
     assert {row["predicted club"] for row in rows} <= set("abcd")
@@ -80,6 +78,13 @@ def test_nodes_are_trained_tested_stored_shown_and_predicted(files):
     by_id = {row["name"]: row["predicted club"] for row in rows}
     best = zip(stored["test"].sample_ids, stored["test"].predicted)
     assert all(by_id[name] == predicted for name, predicted in best)
+
+
+def test_a_run_of_a_graph_has_a_report(files):
+    pytest.importorskip("nnx.viz.report", exc_type=ImportError)
+    run_id = run_of(train("--target", "club", "--epochs", 2))
+    nnx("report", run_id[:8], "--output", "report.html")
+    assert "test" in Path("report.html").read_text(encoding="utf-8")
 
 
 def test_a_node_without_a_class_passes_messages_and_is_in_no_split(files):
