@@ -6,15 +6,11 @@ By default each sweep takes a part of the operations; ``nox -s faults`` (or
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import os
 import shutil
-import signal
 import sys
-import traceback
-from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,69 +28,10 @@ from nnx.store.points import read_manifest
 from nnx.store.shards import Shards
 from nnx.utils import files
 
-OPERATIONS = tuple(name for name in vars(files.Disk) if not name.startswith("_"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from failing_disk import FAULTS, FailingDisk, act, killed
+
 THOROUGH = os.environ.get("NNX_THOROUGH") == "1"
-INTERRUPT = -1
-FAULTS = {
-    "full": errno.ENOSPC, "broken": errno.EIO, "forbidden": errno.EACCES,
-    "interrupted": INTERRUPT, "killed": 0,
-}  # fmt: skip
-
-
-class FailingDisk(files.Disk):
-    """Fails the operation number ``at`` with ``code``, or ends the process there.
-
-    Whether a killed process dies before, inside or after the operation goes by ``at``.
-    """
-
-    def __init__(self, at: int = 0, code: int = 0, links: bool = True) -> None:
-        self.at, self.code, self.links = at, code, links
-        self.done: list[str] = []
-        self.error: BaseException | None = None
-
-
-def _failing(name):
-    def real(self, *args, **options):
-        if name == "link" and not self.links:
-            raise OSError(errno.EPERM, "no hard links here")
-        if name not in ("flush", "flush_directory"):  # too slow by the thousand
-            return getattr(files.Disk, name)(self, *args, **options)
-
-    def operation(self, *args, **options):
-        self.done.append(name)
-        if len(self.done) != self.at:
-            return real(self, *args, **options)
-        part = name == "write" and len(args[1]) > 1
-        if part:  # a full disk takes a part
-            real(self, args[0], memoryview(args[1]).cast("B")[: len(args[1]) // 2])
-        elif name == "close" or (self.code == 0 and self.at % 2):
-            with contextlib.suppress(OSError):
-                real(self, *args, **options)
-        if self.code == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.code == INTERRUPT:  # inside the window that holds a Ctrl-C, the second one
-            self.error = KeyboardInterrupt()
-        else:
-            self.error = OSError(self.code, os.strerror(self.code))
-        raise self.error
-
-    return operation
-
-
-for _name in OPERATIONS:
-    setattr(FailingDisk, _name, _failing(_name))
-
-
-class Inline:
-    """Flushes in turn instead of side by side, so that an operation keeps its number."""
-
-    def submit(self, function, *args):
-        future = Future()
-        try:
-            future.set_result(function(*args))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
 
 
 class Scene:
@@ -334,12 +271,6 @@ def sweep(parts, tmp_path, monkeypatch, check_sound):
             made.prepare()
         return made
 
-    def act(made, disk):
-        with monkeypatch.context() as patch:
-            patch.setattr(files, "disk", disk)
-            patch.setattr(files, "_workers", Inline)
-            made.act()
-
     def failed(made, disk):
         """Act with one failure; the last committed epoch and the error."""
         epochs = [NOTHING]
@@ -347,7 +278,7 @@ def sweep(parts, tmp_path, monkeypatch, check_sound):
         opened = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
         error = None
         try:
-            act(made, disk)
+            act(made.act, disk, monkeypatch)
         except (OSError, KeyboardInterrupt) as caught:
             error = caught
         assert disk.error is not None
@@ -363,31 +294,21 @@ def sweep(parts, tmp_path, monkeypatch, check_sound):
                     assert not files.is_temporary_name(name), leftover
         return epochs[-1], error
 
-    def killed(made, disk):
+    def after_kill(made, disk):
         """Act in a process that is killed; the last epoch it committed."""
         reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                made.committed = lambda epoch: os.write(writing, bytes([epoch]))
-                act(made, disk)
-                print(f"it got past {disk.at} in {disk.done}", file=sys.stderr)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(1)
+        made.committed = lambda epoch: os.write(writing, bytes([epoch]))
+        killed(made.act, disk, monkeypatch)
         os.close(writing)
-        _, status = os.waitpid(child, 0)
         with open(reading, "rb") as pipe:
             epochs = pipe.read()
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
         return (epochs[-1] if epochs else NOTHING), None
 
     def run(scene, fault, stride):
         base = prepared(scene, "base")
         counted = prepared(scene, "counted")
         disk = FailingDisk(links=scene.links)
-        act(counted, disk)
+        act(counted.act, disk, monkeypatch)
         counted.check(None)
         check_sound(counted.root)
         first = 1 + list(FAULTS).index(fault) * stride // len(FAULTS)
@@ -395,7 +316,7 @@ def sweep(parts, tmp_path, monkeypatch, check_sound):
         for at in operations if THOROUGH else operations[first - 1 :: stride]:
             made = prepared(scene, f"at-{at}")
             failing = FailingDisk(at, FAULTS[fault], scene.links)
-            committed, error = (killed if fault == "killed" else failed)(made, failing)
+            committed, error = (after_kill if fault == "killed" else failed)(made, failing)
             try:
                 made.check(error)
                 check_sound(made.root, committed={made.run.id: committed})

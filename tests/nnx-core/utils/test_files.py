@@ -220,3 +220,26 @@ def test_a_failure_to_flush_a_folder_is_raised(tmp_path, disk):
     flushes.add_directory(tmp_path)
     with pytest.raises(OSError, match="Input/output"):
         flushes.wait()
+
+
+def test_work_is_done_side_by_side_and_its_first_error_in_order_is_raised():
+    meet, ended = threading.Barrier(3, timeout=60), []
+
+    def work(number):
+        meet.wait()  # none could pass this alone
+        ended.append(number)
+        if number:
+            raise ValueError(f"item {number}")
+        return number
+
+    with pytest.raises(ValueError, match="item 1"):
+        files.side_by_side(work, [0, 1, 2])
+    assert sorted(ended) == [0, 1, 2]
+    assert files.side_by_side(len, ["a", "bc"]) == [1, 2]
+    assert files.side_by_side(len, []) == []
+
+
+def test_a_file_is_digested_in_blocks(tmp_path):
+    data = os.urandom(files.BLOCK + 3)
+    (tmp_path / "x").write_bytes(data)
+    assert files.sha256_of(tmp_path / "x") == hashlib.sha256(data).hexdigest()

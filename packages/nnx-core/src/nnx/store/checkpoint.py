@@ -89,21 +89,7 @@ class NNCheckpoint:
         ``torch.load`` takes; for safetensors a device string or
         ``torch.device``.
         """
-        if not os.path.exists(path):
-            return None
-        kind = _sniff(path)
-        if kind == "safetensors":
-            return _read_safetensors(path, map_location)
-        from nnx.store.data import load_data
-
-        value = load_data(path, map_location)
-        if not codec.is_checkpoint(value):
-            return None
-        if codec.SHARDS in value:
-            from nnx.store.points import with_tensors
-
-            value = with_tensors(value, path, map_location)
-        return codec.from_plain(value, path)
+        return read_checkpoint(path, map_location)
 
     # A tag of a run
 
@@ -231,6 +217,27 @@ def _sniff(path: str) -> str:
     if start.startswith(b"\x80"):
         return "pickle"
     return "safetensors"
+
+
+def read_checkpoint(
+    path: str, map_location: Any = "cpu", *, mapped: bool = False
+) -> NNCheckpoint | None:
+    """:meth:`NNCheckpoint.from_file`; ``mapped`` tensors are the file's pages."""
+    if not os.path.exists(path):
+        return None
+    kind = _sniff(path)
+    if kind == "safetensors":
+        return _read_safetensors(path, map_location)
+    from nnx.store.data import load_data
+
+    value = load_data(path, map_location, mapped=mapped)
+    if not codec.is_checkpoint(value):
+        return None
+    if codec.SHARDS in value:
+        from nnx.store.points import with_tensors
+
+        value = with_tensors(value, path, map_location)
+    return codec.from_plain(value, path)
 
 
 def _read_safetensors(path: str, map_location: Any) -> NNCheckpoint:

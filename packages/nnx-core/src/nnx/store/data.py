@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -94,10 +95,18 @@ def save_data(value: Any, path: str, flushes: Flushes) -> tuple[str, int]:
         raise
 
 
-def load_data(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
-    """Read a data file; ``ResumePointError`` when it is damaged or is not data."""
+def load_data(
+    path: str | os.PathLike[str], map_location: Any = "cpu", *, mapped: bool = False
+) -> Any:
+    """Read a data file; ``ResumePointError`` when it is damaged or is not data.
+
+    ``mapped`` tensors are the file's pages, read as they are used, where the file allows it.
+    """
+    mapped = mapped and zipfile.is_zipfile(path)  # torch maps no other kind
     try:
-        value = torch.load(path, map_location=map_location, weights_only=True)
+        value = torch.load(
+            os.fspath(path), map_location=map_location, weights_only=True, mmap=mapped
+        )
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         if named is None:

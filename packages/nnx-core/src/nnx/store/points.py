@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -11,10 +10,11 @@ from enum import Enum
 from typing import Any
 
 from nnx.store import codec, manifest, names
-from nnx.store.checkpoint import NNCheckpoint
+from nnx.store.checkpoint import NNCheckpoint, read_checkpoint
 from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, settled, tag_name
 from nnx.store.shards import INDEX, SHARD_FILE
+from nnx.utils.files import sha256_of, side_by_side
 from nnx.utils.locks import locked
 
 LATEST = "latest"
@@ -61,6 +61,7 @@ def read_point(
     *,
     whole: bool = True,
     with_state: bool = True,
+    mapped: bool = False,
 ) -> ResumePoint:
     """Verify and load a point to resume from, its training state too unless told otherwise.
 
@@ -70,16 +71,19 @@ def read_point(
     Raises ``FileNotFoundError`` when the run or the tag is not there, and
     ``ResumePointError`` for a torn, mixed or corrupted point. Without ``whole``,
     sharded tensors stay references, and :func:`check_shards` verifies their files.
+    ``mapped`` tensors are the pages of the files, read as they are used.
     """
     name = tag_name(tag)
     return settled(
         lambda: RunPaths.reading(run_id, root),
-        lambda paths: _read_point(paths, name, map_location, whole=whole, with_state=with_state),
+        lambda paths: _read_point(
+            paths, name, map_location, whole=whole, with_state=with_state, mapped=mapped
+        ),
     )
 
 
 def _read_point(
-    paths: RunPaths, name: str, map_location: Any, *, whole: bool, with_state: bool
+    paths: RunPaths, name: str, map_location: Any, *, whole: bool, with_state: bool, mapped: bool
 ) -> ResumePoint:
     if not os.path.isdir(paths.dir):
         raise FileNotFoundError(f"there is no run {paths.id!r} in {paths.root}")
@@ -93,7 +97,9 @@ def _read_point(
     files = PointFiles(paths.checkpoints, name)
     with _reading(files):
         found = _verify(files, shards=whole)
-        checkpoint, state = _load(files, map_location, with_state=with_state, whole=whole)
+        checkpoint, state = _load(
+            files, map_location, with_state=with_state, whole=whole, mapped=mapped
+        )
     if checkpoint is None:
         there = ", ".join(written_tags(paths)) or "none"
         raise FileNotFoundError(f"run {paths.id} has no checkpoint {name!r} (written: {there})")
@@ -124,7 +130,7 @@ def check_shards(point: ResumePoint, *, share: int = 0, of: int = 1) -> None:
         path, entry = os.path.join(point.shards, name), entries[name]
         if not os.path.isfile(path):
             raise ResumePointError(f"the resume point is torn: {path} is missing")
-        if os.path.getsize(path) != entry["size"] or _sha256(path) != entry["sha256"]:
+        if os.path.getsize(path) != entry["size"] or sha256_of(path) != entry["sha256"]:
             raise ResumePointError(
                 f"the resume point is corrupted: the SHA-256 of {path} does not match its "
                 "manifest. Resume from another checkpoint of the run"
@@ -218,6 +224,7 @@ def _verify(files: PointFiles, *, shards: bool = True) -> dict[str, Any] | None:
         if os.path.exists(files.checkpoint) and os.path.getsize(files.checkpoint) == 0:
             raise ResumePointError(f"{files.checkpoint} is corrupted: it is empty")
         return None
+    paths = {}
     for name, entry in found.manifest["files"].items():
         path = found.checkpoint
         if name != files.name:
@@ -229,7 +236,11 @@ def _verify(files: PointFiles, *, shards: bool = True) -> dict[str, Any] | None:
                 f"the resume point {files.checkpoint} is torn: {path}, which its manifest "
                 f"lists, is missing. {_way_out(files)}"
             )
-        if os.path.getsize(path) != entry["size"] or _sha256(path) != entry["sha256"]:
+        if os.path.getsize(path) != entry["size"]:
+            raise _explain(files, found, name, path)
+        paths[name] = path
+    for (name, path), digest in zip(paths.items(), side_by_side(sha256_of, paths.values())):
+        if digest != found.manifest["files"][name]["sha256"]:
             raise _explain(files, found, name, path)
     return found.manifest
 
@@ -283,7 +294,12 @@ def _way_out(files: PointFiles) -> str:
 
 
 def _load(
-    files: PointFiles, map_location: Any, *, with_state: bool, whole: bool = True
+    files: PointFiles,
+    map_location: Any,
+    *,
+    with_state: bool,
+    whole: bool = True,
+    mapped: bool = False,
 ) -> tuple[NNCheckpoint | None, dict[str, Any] | None]:
     from nnx.store.data import load_data
 
@@ -301,7 +317,7 @@ def _load(
     if sharded is not None and not whole:
         checkpoint = codec.from_plain(load_data(found.checkpoint, map_location), found.checkpoint)
     else:
-        checkpoint = NNCheckpoint.from_file(found.checkpoint, map_location)
+        checkpoint = read_checkpoint(found.checkpoint, map_location, mapped=mapped)
     if checkpoint is None:
         raise ResumePointError(f"{found.checkpoint} is not a checkpoint of NNx")
     if not with_state:
@@ -314,7 +330,7 @@ def _load(
             f"the resume point {files.checkpoint} is torn: its training state {path} is "
             f"missing. {_way_out(files)}"
         )
-    state = load_data(path, map_location)
+    state = load_data(path, map_location, mapped=mapped)
     if not codec.is_training_state(state):
         raise ResumePointError(f"{path} is corrupted: it is not a training state")
     _check_version(state, path)
@@ -363,11 +379,3 @@ def _legacy_state(
     elif "optimizer_state" not in value:
         value = {"optimizer_state": value}
     return names.training_state(checkpoint.net_params, value)
-
-
-def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while block := stream.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()

@@ -15,15 +15,18 @@ import os
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from nnx.utils.disk import UNSUPPORTED, Disk, StrPath
 
 # A filesystem that cannot link says one of these; copying is the fallback.
 _CANNOT_LINK = UNSUPPORTED | {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EACCES}
 BLOCK = 1 << 18
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 disk = Disk()
@@ -178,6 +181,46 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_workers)
 
 
+def side_by_side(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """``function`` of each item, in threads; the first error in the items' order is raised.
+
+    For what waits for the disk or hashes, which other threads do not wait for. All
+    of them have ended when this returns or raises.
+    """
+    given = list(items)
+    running: list[Any] = []
+    with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: no more threads
+        running.extend(_workers().submit(function, item) for item in given[1:])
+    results = [_outcome(functools.partial(function, item)) for item in given[:1]]
+    results += [_outcome(task.result) for task in running]
+    results += [_outcome(functools.partial(function, item)) for item in given[len(results) :]]
+    for result in results:
+        if isinstance(result, _Raised):
+            raise result.error
+    return results
+
+
+class _Raised:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def _outcome(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except BaseException as error:
+        return _Raised(error)
+
+
+def sha256_of(path: StrPath) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
+    with open(path, "rb", buffering=0) as stream:
+        while count := stream.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()
+
+
 class Flushes:
     """Files flushed side by side, since each flush only waits for the disk.
 
@@ -207,11 +250,11 @@ class Flushes:
         while len(self._kept) > 1:
             self._start(self._kept.pop(0))
         running, self._running, kept, self._kept = self._running, [], self._kept, []
-        errors = [_error_of(flush) for flush in kept]  # the last one here, meanwhile
-        errors += [flush.exception() for flush in running]
-        for error in errors:
-            if error is not None:
-                raise error
+        outcomes = [_outcome(flush) for flush in kept]  # the last one here, meanwhile
+        outcomes += [_outcome(flush.result) for flush in running]
+        for outcome in outcomes:
+            if isinstance(outcome, _Raised):
+                raise outcome.error
 
     def settle(self) -> None:
         """Wait without asking how it went, before files are given up."""
@@ -223,14 +266,6 @@ class Flushes:
             self._running.append(_workers().submit(flush))
         except RuntimeError:  # the interpreter is shutting down: no more threads
             flush()
-
-
-def _error_of(flush: Callable[[], None]) -> BaseException | None:
-    try:
-        flush()
-    except BaseException as error:
-        return error
-    return None
 
 
 def _flush_and_close(disk: Disk, descriptor: int) -> None:
