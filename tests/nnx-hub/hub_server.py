@@ -20,6 +20,7 @@ class Hub:
         self.requests: list[str] = []
         self.fail_at: int | None = None
         self.after_info = None  # called once after a repository's state was told
+        self.after_file = None  # called once after a file was sent
         handler = type("Handler", (_Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -59,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Transfer-Encoding") == "chunked":
             body = self._chunked()
         path = unquote(urlsplit(self.path).path)
-        if path.startswith(("/break/", "/state", "/forget")):
+        if path.startswith(("/break/", "/state", "/forget", "/left")):
             self.control(path)
             return
         self.hub.requests.append(f"{self.command} {path}")
@@ -95,6 +96,10 @@ class _Handler(BaseHTTPRequestHandler):
             hub.repos.clear()
             hub.lfs.clear()
             hub.fail_at = None
+        if path == "/left":  # how many more requests would have passed; -1: one was broken
+            left, hub.fail_at = -1 if hub.fail_at is None else hub.fail_at, None
+            self.reply(200, data=str(left).encode())
+            return
         self.reply(200, data=str(sum(len(r["log"]) for r in hub.repos.values())).encode())
 
     def reply(self, status: int, value=None, data: bytes | None = None, **headers: str) -> None:
@@ -183,10 +188,21 @@ class _Handler(BaseHTTPRequestHandler):
             elif line["key"] == "deletedFile":
                 files.pop(value["path"])
         oid = _sha(body + str(len(repo["commits"])).encode())
+        url = f"{self.hub.url}/{name}"
+        answer = {"commitUrl": f"{url}/commit/{oid}", "commitOid": oid}
+        if "create_pr=1" in urlsplit(self.path).query:
+            number = sum(b.startswith("refs/pr/") for b in repo["branches"]) + 1
+            branch, answer["pullRequestUrl"] = f"refs/pr/{number}", f"{url}/discussions/{number}"
         repo["commits"][oid] = files
         repo["branches"][branch] = oid
         repo["log"].append(header)
-        self.reply(200, {"commitUrl": f"{self.hub.url}/{name}/commit/{oid}", "commitOid": oid})
+        self.reply(200, answer)
+
+    def branch(self, body: bytes, name: str, branch: str) -> None:
+        branches = self.hub.repos[name]["branches"]
+        status = 409 if branch in branches else 200
+        branches.setdefault(branch, branches["main"])
+        self.reply(status, {"error": "exists"} if status == 409 else {})
 
     def resolve(self, body: bytes, name: str, revision: str, path: str) -> None:
         files = self.hub.files(name, revision) if name in self.hub.repos else None
@@ -196,18 +212,22 @@ class _Handler(BaseHTTPRequestHandler):
             return
         sha = self.hub.repos[name]["branches"].get(revision, revision)
         self.reply(200, data=files[path], ETag=f'"{_sha(files[path])}"', X_Repo_Commit=sha)
+        if self.command == "GET" and self.hub.after_file is not None:
+            act, self.hub.after_file = self.hub.after_file, None
+            act()
 
 
 _NAME = r"([\w.-]+/[\w.-]+)"
 ROUTES = (
     ("POST", "/api/repos/create", _Handler.create),
     ("POST", "/api/validate-yaml", _Handler.validate),
-    ("GET", rf"/api/models/{_NAME}/revision/([\w.-]+)", _Handler.info),
+    ("GET", rf"/api/models/{_NAME}/revision/(.+)", _Handler.info),
     ("GET", rf"/api/models/{_NAME}", _Handler.info),
-    ("GET", rf"/api/models/{_NAME}/tree/([\w.-]+)(/.*)?", _Handler.tree),
+    ("GET", rf"/api/models/{_NAME}/tree/([\w.-]+|refs/pr/\d+)(/.*)?", _Handler.tree),
     ("POST", rf"/api/models/{_NAME}/preupload/([\w.-]+)", _Handler.preupload),
     ("POST", rf"/{_NAME}\.git/info/lfs/objects/batch", _Handler.batch),
     ("PUT", r"/lfs/(\w+)", _Handler.put),
     ("POST", rf"/api/models/{_NAME}/commit/([\w.-]+)", _Handler.commit),
-    ("GET|HEAD", rf"/{_NAME}/resolve/([\w.-]+)/(.+)", _Handler.resolve),
+    ("POST", rf"/api/models/{_NAME}/branch/([\w.-]+)", _Handler.branch),
+    ("GET|HEAD", rf"/{_NAME}/resolve/([\w.-]+|refs/pr/\d+)/(.+)", _Handler.resolve),
 )

@@ -39,10 +39,11 @@ def hub():
 def client(hub, tmp_path):
     """Run a script whose huggingface_hub talks to the Hub; what it printed."""
 
-    def client(script, folder="work"):
+    def client(script, folder="work", command=()):
         (tmp_path / folder).mkdir(exist_ok=True)
+        call = ["-m", "nnx", *command] if command else ["-c", MODEL + textwrap.dedent(script)]
         done = subprocess.run(
-            [sys.executable, "-c", MODEL + textwrap.dedent(script)],
+            [sys.executable, *call],
             cwd=tmp_path / folder, capture_output=True, text=True, timeout=200,
             env={
                 **os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"),
@@ -178,3 +179,164 @@ def test_a_pulled_run_that_was_tampered_with_is_not_left(hub, client):
         folder="elsewhere",
     )
     assert out.split() == ["True", "[]"]
+
+
+# -- what a push is made of ----------------------------------------------------------------
+
+
+def test_a_pull_request_leaves_the_branch_as_it_is(hub, client):
+    out = client(
+        """
+        m = model()
+        m.push_to_hub("me/mine")
+        torch.nn.init.zeros_(m.net.layers[0].weight)
+        done = m.push_to_hub("me/mine", create_pr=True)
+        print("pr", done.pr_url, done.pr_revision)
+        proposed = NNModel.from_pretrained("me/mine", revision=done.oid).net.layers[0].weight
+        current = NNModel.from_pretrained("me/mine").net.layers[0].weight
+        print("sums", float(proposed.abs().sum()), float(current.abs().sum()) > 0)
+        m.push_to_hub("me/mine", branch="next")
+        print("next", float(NNModel.from_pretrained("me/mine", revision="next").net.layers[0].weight.abs().sum()))
+        """
+    )
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()}
+    assert rows["pr"] == [f"{hub.url}/me/mine/discussions/1", "refs/pr/1"]
+    assert rows["sums"] == ["0.0", "True"]
+    assert rows["next"] == ["0.0"]
+    assert sorted(hub.repos["me/mine"]["branches"]) == ["main", "next", "refs/pr/1"]
+
+
+def test_a_push_between_two_files_mixes_no_versions(hub, client):
+    """The configuration is of one commit; the branch then moves on; the weights are of the same."""
+    client('model().push_to_hub("me/mine")')
+    repo = hub.repos["me/mine"]
+
+    def move_on():
+        files = dict(hub.files("me/mine"))
+        files["model.safetensors"] = b"of another net"
+        repo["commits"]["d" * 40] = files
+        repo["branches"]["main"] = "d" * 40
+
+    hub.after_file = move_on
+    out = client(
+        'print(torch.equal(NNModel.from_pretrained("me/mine").net.layers[0].weight, model().net.layers[0].weight))'
+    )
+    assert out.strip() == "True"
+    assert hub.head("me/mine") == "d" * 40
+
+
+def test_only_config_and_weights_are_downloaded(hub, client):
+    client('model().push_to_hub("me/mine")')
+    repo = hub.repos["me/mine"]
+    repo["commits"][hub.head("me/mine")]["pytorch_model.bin"] = b"\x80\x04."
+    hub.requests.clear()
+    client('NNModel.from_pretrained("me/mine")')
+    asked = {request.rpartition("/")[2] for request in hub.requests if "/resolve/" in request}
+    assert asked == {"config.json", "model.safetensors"}
+    del repo["commits"][hub.head("me/mine")]["model.safetensors"]
+    out = client(
+        """
+        from huggingface_hub.errors import EntryNotFoundError
+        try:
+            NNModel.from_pretrained("me/mine", force_download=True)
+        except EntryNotFoundError:
+            print("no weights, and no pickle instead of them")
+        """
+    )
+    assert out.strip() == "no weights, and no pickle instead of them"
+
+
+def test_runs_pushed_and_pulled_with_any_failing_request(hub, client):
+    """A push is repeated until it is whole; a pull leaves no folder until it is."""
+    script = """
+        import urllib.request
+        from huggingface_hub.errors import HfHubHTTPError
+        from nnx.hub import pull_run, push_run
+        control = lambda path: urllib.request.urlopen(os.environ["HF_ENDPOINT"] + path).read().decode()
+        run = model().train(params(1))
+
+        def tried(action, n):
+            control(f"/break/{n}")
+            try:
+                action()
+            except (HfHubHTTPError, OSError, ValueError, RuntimeError):
+                return False
+            return True
+
+        n, failures = 0, 0
+        while True:
+            control("/forget")
+            whole = tried(lambda: push_run(run.id, "me/run"), n)
+            left = int(control("/left"))
+            if whole and left >= 0:
+                break
+            if not whole:
+                assert control("/state") == "0", n
+                failures += 1
+                push_run(run.id, "me/run")
+            n += 1
+        print("push", n, failures)
+        n = failures = 0
+        while True:
+            os.environ["HF_HUB_CACHE"] = cache = f"cache-{n}"
+            whole = tried(lambda: pull_run("me/run", f"pulled-{n}", cache_dir=cache), n)
+            if whole and int(control("/left")) >= 0:
+                break
+            if not whole:
+                assert not [f for f in os.listdir(".") if f.startswith((f"pulled-{n}", ".pulled"))]
+                failures += 1
+                assert pull_run("me/run", f"pulled-{n}", cache_dir=cache).verified
+            n += 1
+        print("pull", n, failures)
+        """
+    rows = {
+        line.split()[0]: line.split()[1:]
+        for line in client(script).splitlines()
+        if line.startswith("pu")
+    }
+    assert int(rows["push"][1]) >= 5
+    assert int(rows["pull"][1]) >= 5
+
+
+# -- the commands --------------------------------------------------------------------------
+
+
+def test_a_run_is_pushed_pulled_and_continued_by_commands(hub, client, tmp_path):
+    (tmp_path / "work").mkdir()
+    out = client(
+        """
+        run = model().train(params(2))
+        print("run", run.id)
+        print("whole", model().train(params(3)).idps[-1].train_edp.loss.hex())
+        """
+    )
+    rows = {
+        line.split()[0]: line.split()[1]
+        for line in out.splitlines()
+        if line.startswith(("run ", "whole "))
+    }
+    pushed = client("", command=("hub", "push", rows["run"][:10], "me/run")).strip()
+    assert pushed == f"me/run: {hub.head('me/run')}"
+    proposed = client("", command=("hub", "push", rows["run"], "me/run", "--pull-request")).strip()
+    assert proposed == f"me/run: {hub.url}/me/run/discussions/1"
+    out = client("", "there", ("hub", "pull", "me/run", "bundle", "--revision", pushed.split()[1]))
+    assert out.startswith(f"bundle: run {rows['run'][:12]}, epoch 1, ")
+    (tmp_path / "there" / "mine.py").write_text(MODEL + "def more(info):\n    return params(1)\n")
+    client("", "there", ("bundle", "resume", "bundle", "mine.py:more", "--quiet"))
+    out = client(
+        "print('loss', next(NNRun.load(r).idps[-1].train_edp.loss.hex() for r in os.listdir('runs') if len(r) == 32))",
+        "there",
+    )
+    assert f"loss {rows['whole']}" in out
+
+
+def test_a_refused_pull_is_one_line(hub, client, tmp_path):
+    hub.create("me/run")
+    (tmp_path / "work" / "there").mkdir(parents=True)
+    with pytest.raises(
+        AssertionError, match="nnx: .*there is there already; pull into a new folder"
+    ):
+        client("", command=("hub", "pull", "me/run", "there"))
+    with pytest.raises(AssertionError, match=r"bundle.json"):
+        client("", command=("hub", "pull", "me/run", "new"))
+    assert os.listdir(tmp_path / "work") == ["there"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -75,6 +75,8 @@ class NNModel:
     ``batch_adapter`` says how a module reads a batch; built-in nets know it themselves.
     """
 
+    artifact_names: ClassVar[tuple[str, ...]] = ()
+
     def __init__(
         self,
         net_params: NNParams | None = None,
@@ -113,6 +115,21 @@ class NNModel:
     def components(self) -> Sequence[Any]:
         """State of the model's own that every checkpoint of it carries; a subclass may have some."""
         return ()
+
+    @property
+    def artifacts(self) -> Mapping[str, bytes]:
+        """Small files that travel beside the weights, by name; a subclass may have some.
+
+        The names are among :attr:`artifact_names`. A component of the model that puts the
+        same files into its state, as tensors of bytes under ``"artifacts"``, takes them
+        into bundles too.
+        """
+        return {}
+
+    @classmethod
+    def arguments_of(cls, artifacts: Mapping[str, bytes]) -> dict[str, Any]:
+        """What the constructor takes of :attr:`artifacts` that came with weights."""
+        return {}
 
     @property
     def task_adapter(self) -> TaskAdapter | None:

@@ -114,6 +114,7 @@ def reconstruct_bundle(
     device: Any = None,
     batch_adapter: BatchAdapter | None = None,
     exclude_submodules: Sequence[str] = (),
+    model_class: type[NNModel] = NNModel,
 ) -> ReconstructedBundle:
     """Validate a bundle and rebuild its model.
 
@@ -122,6 +123,7 @@ def reconstruct_bundle(
     are those of the run that is to be resumed, whose saved state is then checked too.
     ``device`` replaces the recorded one. ``exclude_submodules`` names top-level
     submodules that were attached to the net in training; such a model does not resume.
+    ``model_class`` is what to build: a ``GenerativeNNModel`` gets its tokenizer.
 
     Raises ``BundleIntegrityError`` for a bundle that is not what it states and
     ``BundleReconstructionError``, which lists everything that is missing here, before a
@@ -138,7 +140,8 @@ def reconstruct_bundle(
     problems += _unfit(checkpoint, header, tuple(exclude_submodules), bool(problems))
     if problems:
         raise BundleReconstructionError(problems)
-    model = _build(checkpoint, factories, device, batch_adapter, tuple(exclude_submodules))
+    arguments = {"batch_adapter": batch_adapter, **_arguments(bundle, state, model_class)}
+    model = _build(model_class, checkpoint, factories, device, tuple(exclude_submodules), arguments)
     refusal = _refusal(bundle, state, tuple(exclude_submodules))
     return ReconstructedBundle(
         model=model,
@@ -274,19 +277,41 @@ def _unfit(
     return []
 
 
+def _arguments(
+    bundle: Bundle, state: Mapping[str, Any] | None, model_class: type[NNModel]
+) -> dict[str, Any]:
+    """What the saved components hold for the model's constructor."""
+    import torch
+
+    found: dict[str, bytes] = {}
+    for entry in ((state or {}).get("components") or {}).values():
+        own = entry.get("state") if isinstance(entry, dict) else None
+        held = own.get("artifacts") if isinstance(own, dict) else None
+        for name in model_class.artifact_names if isinstance(held, dict) else ():
+            data: Any = held.get(name)
+            if not isinstance(data, torch.Tensor) or data.dtype != torch.uint8:
+                raise BundleIntegrityError(f"{bundle.path}: {name} is not there as bytes")
+            found[name] = bytes(data.numpy())
+    try:
+        return model_class.arguments_of(found)
+    except ValueError as error:
+        raise BundleIntegrityError(f"{bundle.path}: {error}") from error
+
+
 def _build(
+    model_class: type[NNModel],
     checkpoint: NNCheckpoint,
     factories: Mapping[tuple[str, int], ModelFactory] | None,
     device: Any,
-    batch_adapter: BatchAdapter | None,
     exclude: tuple[str, ...],
+    arguments: Mapping[str, Any],
 ) -> NNModel:
     from nnx.models import only_factories
 
     with nullcontext() if factories is None else only_factories(factories):
         try:
-            return NNModel.from_checkpoint(
-                checkpoint, device, batch_adapter=batch_adapter, exclude_submodules=exclude
+            return model_class.from_checkpoint(
+                checkpoint, device, exclude_submodules=exclude, **arguments
             )
         except ValueError as error:
             raise BundleReconstructionError([str(error)]) from error

@@ -95,7 +95,7 @@ def resume(
 
     The loaders do not travel, so a function of yours makes them: it takes the BundleInfo and
     returns NNTrainParams, or a pair of those and a dictionary of further arguments of
-    NNModel.train (callbacks, components, salt, ...).
+    NNModel.train (callbacks, components, salt, ...), among them perhaps the model_class.
     Example: nnx bundle resume my-bundle train.py:params
     """
     use_runs(runs)
@@ -105,6 +105,7 @@ def resume(
     file, separator, name = script.rpartition(":")
     if not separator or not name.isidentifier():
         raise typer.BadParameter(f"{script!r} is not SCRIPT.py:FUNCTION")
+    from nnx import NNModel
     from nnx.bundles import inspect_bundle, reconstruct_bundle
 
     info = inspect_bundle(path)
@@ -113,8 +114,10 @@ def resume(
         raise ValueError(f"{file} has no function {name}")
     asked = found(info)
     params, arguments = asked if isinstance(asked, tuple) else (asked, {})
+    arguments = dict(arguments)
     given = [*(arguments.get("callbacks") or ()), *(arguments.get("components") or ())]
-    rebuilt = reconstruct_bundle(path, components=given)
+    model_class = arguments.pop("model_class", NNModel)
+    rebuilt = reconstruct_bundle(path, components=given, model_class=model_class)
     rebuilt.resume(params, **arguments)
 
 

@@ -18,7 +18,7 @@ from nnx.plugins import manager
 from nnx.plugins.registry import UnknownIdError
 from nnx.records import NNEvaluationDataPoint, NNIterationDataPoint
 from nnx.store import NNCheckpoint, names
-from nnx.utils.strict import open_regular
+from nnx.utils.strict import MAX_JSON_BYTES, open_regular, read_regular
 from nnx.utils.tensor_file import Header, read_header
 
 
@@ -41,7 +41,7 @@ def inspect_pretrained(pretrained: str | os.PathLike[str], **download: Any) -> P
 
     ``download`` as for :func:`from_pretrained`: ``revision``, ``token``, ``cache_dir``, ...
     """
-    config_path, weights_path = _locate(pretrained, **download)
+    config_path, weights_path = _locate(pretrained, **_pinned(pretrained, download))
     header = _header(weights_path)
     return PretrainedInfo(
         path=os.path.dirname(config_path),
@@ -82,10 +82,15 @@ def from_pretrained(
     ``MissingModelFactoryError`` for a factory that is not registered, ``ValueError`` for
     weights that do not fit, before they are loaded.
     """
-    config_path, weights_path = _locate(
-        pretrained_model_name_or_path, force_download=force_download, token=token,
-        cache_dir=cache_dir, local_files_only=local_files_only, revision=revision,
-    )  # fmt: skip
+    from nnx import NNModel
+
+    assert issubclass(cls, NNModel)
+    download: dict[str, Any] = {
+        "force_download": force_download, "token": token, "cache_dir": cache_dir,
+        "local_files_only": local_files_only, "revision": revision,
+    }  # fmt: skip
+    download = _pinned(pretrained_model_name_or_path, download)
+    config_path, weights_path = _locate(pretrained_model_name_or_path, **download)
     config, header = read_config(config_path), _header(weights_path)
     if max_parameters is not None and header.parameters > max_parameters:
         raise PretrainedError(
@@ -95,73 +100,96 @@ def from_pretrained(
     params, net_params, transforms = _parts(config, config_path)
     _check_transforms(transforms, config_path)
     _check_net(params, net_params, transforms, header, config_path)
+    artifacts = _artifacts(cls.artifact_names, pretrained_model_name_or_path, **download)
+    try:
+        arguments = {**cls.arguments_of(artifacts), **model_kwargs}
+    except ValueError as error:
+        raise PretrainedError(f"{os.fspath(pretrained_model_name_or_path)}: {error}") from error
     weights = _weights(weights_path, header, net_params)
     checkpoint = NNCheckpoint(
         net_params=net_params, net_state=weights, model_params=params, idp=_no_record(),
         transforms=transforms,
     )  # fmt: skip
-    from nnx import NNModel
-
-    assert issubclass(cls, NNModel)
     with giving_weights():
         model = cls.from_checkpoint(
-        checkpoint, _device(map_location), precision=precision, batch_adapter=batch_adapter,
-        exclude_submodules=tuple(exclude_submodules), **model_kwargs,
-    )  # fmt: skip
+            checkpoint, _device(map_location), precision=precision, batch_adapter=batch_adapter,
+            exclude_submodules=tuple(exclude_submodules), **arguments,
+        )  # fmt: skip
     model.net.eval()
     return model
 
 
-def _locate(
-    pretrained: str | os.PathLike[str],
-    *,
-    force_download: bool = False,
-    token: str | bool | None = None,
-    cache_dir: str | Path | None = None,
-    local_files_only: bool = False,
-    revision: str | None = None,
-) -> tuple[str, str]:
+def _artifacts(
+    names: Sequence[str], pretrained: str | os.PathLike[str], **download: Any
+) -> dict[str, bytes]:
+    """The class's own files, as far as the folder or repository has them."""
+    from huggingface_hub.errors import EntryNotFoundError
+
+    found = {}
+    for name in names:
+        try:
+            path = _file(pretrained, name, **download)
+        except (EntryNotFoundError, _MissingError):
+            continue
+        found[name] = read_regular(path, limit=MAX_JSON_BYTES, error=PretrainedError)
+    return found
+
+
+class _MissingError(PretrainedError):
+    """A folder that does not have a file."""
+
+
+def _locate(pretrained: str | os.PathLike[str], **download: Any) -> tuple[str, str]:
     """The paths of configuration and weights; a repository's are downloaded, these two alone."""
     name = os.fspath(pretrained)
-    if os.path.isdir(name):
-        return _local(name)
-    if os.path.lexists(name):
+    if os.path.lexists(name) and not os.path.isdir(name):
         raise PretrainedError(f"{name} is a file; from_pretrained loads a folder or a repository")
+    if is_bundle(name):
+        raise PretrainedError(
+            f"{name} is a run bundle: rebuild it with nnx.bundles.reconstruct_bundle"
+        )
+    return _file(name, CONFIG, **download), _file(name, WEIGHTS, **download)
+
+
+def _pinned(pretrained: str | os.PathLike[str], download: Mapping[str, Any]) -> dict[str, Any]:
+    """The same download of one commit, so that a push in between mixes no files."""
+    name = os.fspath(pretrained)
+    if os.path.lexists(name):
+        return dict(download)
+    commit = os.path.basename(os.path.dirname(_downloaded(name, CONFIG, **download)))
+    return {**download, "revision": commit}
+
+
+def _downloaded(name: str, file: str, **download: Any) -> str:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError
 
-    paths = []
-    for file in (CONFIG, WEIGHTS):
-        try:
-            found = hf_hub_download(
-                name, file, revision=revision, token=token, cache_dir=cache_dir,
-                force_download=force_download, local_files_only=local_files_only,
-            )  # fmt: skip
-        except HFValidationError as error:
-            raise PretrainedError(f"{name} is neither a folder nor a repository: {error}") from None
-        paths.append(os.path.realpath(found))  # the cache links to its blobs
-    return paths[0], paths[1]
+    try:
+        return hf_hub_download(name, file, **download)
+    except HFValidationError as error:
+        raise PretrainedError(f"{name} is neither a folder nor a repository: {error}") from None
 
 
-def _local(folder: str) -> tuple[str, str]:
-    if is_bundle(folder):
-        raise PretrainedError(
-            f"{folder} is a run bundle: rebuild it with nnx.bundles.reconstruct_bundle"
+def _file(pretrained: str | os.PathLike[str], file: str, **download: Any) -> str:
+    """The path of one file of a folder, or of a repository, which it is downloaded from."""
+    name = os.fspath(pretrained)
+    if os.path.isdir(name):
+        return _local(name, file)
+    return os.path.realpath(_downloaded(name, file, **download))  # the cache links to its blobs
+
+
+def _local(folder: str, file: str) -> str:
+    path = os.path.join(folder, file)
+    if not os.path.lexists(path):
+        raise _MissingError(
+            f"{folder} holds no model of NNx: it has no {file}"
+            + (" (a pickle is never loaded)" if file == WEIGHTS else "")
         )
-    paths = []
-    for file in (CONFIG, WEIGHTS):
-        path = os.path.join(folder, file)
-        if not os.path.lexists(path):
-            raise PretrainedError(
-                f"{folder} holds no model of NNx: it has no {file}"
-                + (" (a pickle is never loaded)" if file == WEIGHTS else "")
-            )
-        real = os.path.realpath(path)
-        blobs = os.path.realpath(os.path.join(folder, "..", "..", "blobs"))
-        if os.path.islink(path) and os.path.dirname(real) != blobs:
-            raise PretrainedError(f"{path} is a symbolic link out of the folder")
-        paths.append(real)
-    return paths[0], paths[1]
+    real = os.path.realpath(path)
+    blobs = os.path.realpath(os.path.join(folder, "..", "..", "blobs"))
+    if os.path.islink(path) and os.path.dirname(real) != blobs:
+        raise PretrainedError(f"{path} is a symbolic link out of the folder")
+    return real
 
 
 def _header(path: str) -> Header:

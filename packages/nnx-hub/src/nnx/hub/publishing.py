@@ -46,10 +46,12 @@ def push_to_hub(
         for name, parts in contents(model, card).items():
             with open(os.path.join(folder, name), "wb") as stream:
                 stream.writelines(parts)
+        named = [delete_patterns] if isinstance(delete_patterns, str) else delete_patterns
+        stale = [name for name in model.artifact_names if name not in model.artifacts]
         return _commit(
             folder, repo_id, commit_message=commit_message, private=private, token=token,
             branch=branch, create_pr=create_pr, allow_patterns=allow_patterns,
-            ignore_patterns=ignore_patterns, delete_patterns=delete_patterns,
+            ignore_patterns=ignore_patterns, delete_patterns=[*(named or []), *stale] or None,
         )  # fmt: skip
 
 

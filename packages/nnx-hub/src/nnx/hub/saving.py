@@ -27,6 +27,8 @@ def save_pretrained(
 ) -> Any:
     """Write ``model.safetensors``, ``config.json`` and ``README.md`` into a folder.
 
+    Beside them are the model's own files, such as the ``tokenizer.json`` of a language model.
+
     The files are complete before the folder's own change. With ``push_to_hub`` the same is
     then pushed to ``repo_id`` (the folder's name without one) and the commit returned.
     ``config`` is accepted for the mixin's sake; the model's own is what is written.
@@ -37,7 +39,7 @@ def save_pretrained(
     check_portable(model)
     target = os.path.abspath(os.fspath(save_directory))
     _check_target(target)
-    _replace(target, contents(model, model_card_kwargs))
+    _replace(target, contents(model, model_card_kwargs), {*FILES, *model.artifact_names})
     if push_to_hub:
         from nnx.hub.publishing import push_to_hub as push
 
@@ -66,6 +68,7 @@ def contents(model: Any, card: Mapping[str, Any] | None = None) -> dict[str, lis
     }
     config = config_of(model)
     return {
+        **{name: [data] for name, data in model.artifacts.items()},
         WEIGHTS: list(chunks(tensors, {})),
         CARD: [model_card(model, config, **(card or {})).encode("utf-8")],
         CONFIG: [to_bytes(config)],
@@ -80,11 +83,11 @@ def _check_target(target: str) -> None:
             raise ValueError(f"{target} is {what}, not a folder to save a model into")
 
 
-def _replace(target: str, files: Mapping[str, list[Any]]) -> None:
+def _replace(target: str, files: Mapping[str, list[Any]], ours: set[str]) -> None:
     """Put staged files in the place of those that are there.
 
-    A folder with nothing else in it is replaced as a whole; beside other files each is
-    replaced on its own, ``config.json`` last.
+    A folder with nothing but ``ours`` in it is replaced as a whole; beside other files each
+    is replaced on its own, ``config.json`` last.
     """
     make_folder(os.path.dirname(target))
     staged = fs.temporary_name(target)
@@ -97,7 +100,7 @@ def _replace(target: str, files: Mapping[str, list[Any]]) -> None:
                     stream.write(part)
         if not os.path.isdir(target):
             fs.disk.replace(staged, target)
-        elif set(os.listdir(target)) <= set(FILES):
+        elif set(os.listdir(target)) <= ours:
             old = fs.temporary_name(target)
             fs.disk.replace(target, old)
             try:
@@ -107,7 +110,9 @@ def _replace(target: str, files: Mapping[str, list[Any]]) -> None:
                 old = None
                 raise
         else:
-            for name in FILES:
+            for name in ours - files.keys():  # of another model
+                fs.remove_quietly(os.path.join(target, name))
+            for name in files:
                 fs.disk.replace(os.path.join(staged, name), os.path.join(target, name))
     finally:
         for folder in (staged, old):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +10,13 @@ from nnx.enums import Checkpoints
 from nnx.generation import LogitsChain, OrderedLogitsPipeline, RepetitionPenalty
 from nnx.lm.decoding import Draft, decode
 from nnx.lm.text import StopMatcher, TextStream
-from nnx.lm.tokenizer_record import TokenizerRecord, recorded_tokenizer
+from nnx.lm.tokenizer_record import (
+    TOKENIZER_FILE,
+    TokenizerRecord,
+    recorded_tokenizer,
+    tokenizer_bytes,
+    tokenizer_of,
+)
 from nnx.models import BatchAdapter
 from nnx.nn_model import NNModel
 from nnx.params import NNModelParams, NNParams, NNTokenizerParams
@@ -27,8 +33,11 @@ class GenerativeNNModel(NNModel):
     """An ``NNModel`` that continues text.
 
     ``tokenizer`` may be set later; :meth:`generate` needs it. Every run records
-    its path and digest, so that :meth:`from_run` finds the same one.
+    it, so that :meth:`from_run` finds the same one, and it travels with the model in a
+    bundle and as ``tokenizer.json`` on the Hub.
     """
+
+    artifact_names = (TOKENIZER_FILE,)
 
     def __init__(
         self,
@@ -49,6 +58,17 @@ class GenerativeNNModel(NNModel):
     def components(self) -> tuple[Any, ...]:
         """The record of the tokenizer, which every checkpoint of the model carries."""
         return () if self.tokenizer is None else (TokenizerRecord(self.tokenizer),)
+
+    @property
+    def artifacts(self) -> Mapping[str, bytes]:
+        """``tokenizer.json``, when there is a tokenizer."""
+        return {} if self.tokenizer is None else {TOKENIZER_FILE: tokenizer_bytes(self.tokenizer)}
+
+    @classmethod
+    def arguments_of(cls, artifacts: Mapping[str, bytes]) -> dict[str, Any]:
+        """The tokenizer of a ``tokenizer.json``; ``ValueError`` when it is none."""
+        data = artifacts.get(TOKENIZER_FILE)
+        return {} if data is None else {"tokenizer": tokenizer_of(data)}
 
     @classmethod
     def from_run(
