@@ -90,6 +90,70 @@ def test_the_card_says_recorded_facts():
     assert "| parameters | 83 |" in card
 
 
+class Calibrator:
+    def state(self):
+        return {
+            "format": "nnx.calibration/1", "kind": "temperature", "labels": ["a", "b", "c"],
+            "model_id": "mine:1", "temperature": 1.25, "split": {"calibration": "held-out"},
+        }  # fmt: skip
+
+
+def trained():
+    """A run that declares its task, data, splits and what they are."""
+    from nnx import NNTrainParams, TaskSpec
+    from nnx.provenance import ExperimentManifest
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model = make_model(task=TaskSpec.categorical(3, labels=["a", "b", "c"]))
+    data = TensorDataset(X, torch.arange(50) % 3)
+    params = NNTrainParams(
+        n_epochs=2, seed=3, train_loader=DataLoader(data, batch_size=10),
+        val_loader=DataLoader(data, batch_size=25), data_id="flowers-7",
+    )  # fmt: skip
+    plan = ExperimentManifest.for_model(
+        model, train=params, data={"all": "sha256:" + "a" * 64}, splits={"test": None}
+    )
+    return model, model.train(params, provenance=plan)
+
+
+def card_rows(path):
+    lines = Path(path).read_text().splitlines()
+    return dict(
+        line[2:-2].split(" | ", 1)
+        for line in lines
+        if line.startswith("| ") and " | " in line[2:-2]
+    )
+
+
+def test_the_card_tells_of_the_run_its_data_its_scores_and_calibrators():
+    model, run = trained()
+    model.save_pretrained("saved", run=run, calibrators=[Calibrator()])
+    rows, last = card_rows("saved/README.md"), run.idps[-1]
+    assert rows["run"] == run.id
+    assert rows["data"] == "flowers-7"
+    assert rows["data all"] == f"sha256:{'a' * 64} (declared)"
+    assert rows["split test"] == "unknown"
+    assert rows["task"] == "kind categorical, num_outputs 3, labels a, b, c"
+    assert rows["calibrator 0"] == (
+        "temperature, temperature 1.25, fitted on calibration held-out, for mine:1"
+    )
+    assert rows["validation, epoch 1"].startswith(f"loss {last.val_edp.loss:.6g}, error ")
+    assert rows["validation, epoch 1"].endswith("(n 50)")
+    drawn = os.path.exists("saved/training.svg")
+    assert ("](training.svg)" in Path("saved/README.md").read_text()) == drawn
+    NNModel.from_pretrained("saved")
+    model.save_pretrained("saved")  # without the run: its chart goes too
+    assert sorted(os.listdir("saved")) == ["README.md", "config.json", "model.safetensors"]
+    assert "run" not in card_rows("saved/README.md")
+
+
+def test_a_run_has_its_chart_in_the_folder_when_pictures_are_there():
+    pytest.importorskip("nnx.viz", exc_type=ImportError)
+    model, run = trained()
+    model.save_pretrained("saved", run=run)
+    assert Path("saved/training.svg").read_text().startswith("<svg ")
+
+
 def test_a_registered_module_comes_back_by_its_factory():
     def encoder(config):
         return torch.nn.Linear(6, config["width"])

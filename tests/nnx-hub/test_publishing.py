@@ -157,6 +157,28 @@ def test_a_training_continues_elsewhere_from_a_revision(hub, client):
     assert f"resumed {whole}" in out
 
 
+def test_a_pushed_run_has_a_card_that_a_pull_does_not_need(hub, client):
+    out = client(
+        """
+        from nnx.hub import pull_run, push_run
+        run = model().train(params(1))
+        push_run(run.id, "me/run", checkpoint="first")
+        push_run(run.id, "me/run")
+        pull_run("me/run", "here")
+        print(run.id, sorted(os.listdir("here"))[0], len(os.listdir("here")))
+        """
+    )
+    run, first, count = out.split()[-3:]
+    assert (first, count) == ("bundle.json", "2")
+    files = hub.files("me/run")
+    card = files["README.md"].decode()
+    assert f"| run | {run} |" in card
+    assert "| checkpoint | last, epoch 0 |" in card
+    assert "| parameters | 83 |" in card
+    assert 'pull_run("me/run", "here")' in card
+    assert len({name.split("/")[0] for name in files if name.startswith("g-")}) == 1
+
+
 def test_a_pulled_run_that_was_tampered_with_is_not_left(hub, client):
     client(
         """

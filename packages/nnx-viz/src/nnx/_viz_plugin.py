@@ -19,7 +19,10 @@ def nnx_public_names() -> Mapping[str, str]:
 
 @hookimpl
 def nnx_renderers() -> Mapping[str, Any]:
-    return {"run.html": "nnx.viz.report.page:notebook_chart"}
+    return {
+        "run.html": "nnx.viz.report.page:notebook_chart",
+        "run.svg": "nnx.viz.report.image:training_svg",
+    }
 
 
 @hookimpl

@@ -284,9 +284,10 @@ def _arguments(
     import torch
 
     found: dict[str, bytes] = {}
-    for entry in ((state or {}).get("components") or {}).values():
-        own = entry.get("state") if isinstance(entry, dict) else None
-        held = own.get("artifacts") if isinstance(own, dict) else None
+    saved: Mapping[str, Any] = (state or {}).get("components") or {}
+    for entry in saved.values():
+        own: Any = entry.get("state") if isinstance(entry, dict) else None
+        held: Any = own.get("artifacts") if isinstance(own, dict) else None
         for name in model_class.artifact_names if isinstance(held, dict) else ():
             data: Any = held.get(name)
             if not isinstance(data, torch.Tensor) or data.dtype != torch.uint8:

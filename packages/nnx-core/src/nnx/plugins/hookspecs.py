@@ -97,7 +97,8 @@ def nnx_transforms() -> Versioned:  # type: ignore[empty-body]
 def nnx_renderers() -> Mapping[str, Any]:  # type: ignore[empty-body]
     """Renderers, by purpose: ``return {"run.html": "acme.charts:run_chart"}``.
 
-    The renderer ``"run.html"`` takes an ``NNRun`` and returns HTML for a notebook.
+    The renderer ``"run.html"`` takes an ``NNRun`` and returns HTML for a notebook,
+    ``"run.svg"`` the losses as an SVG for a model card.
     """
 
 

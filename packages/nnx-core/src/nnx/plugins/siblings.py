@@ -76,7 +76,7 @@ IDS: dict[str, tuple[str, ...]] = {
         "nnx.link_ap",
         "nnx.link_auroc",
     ),
-    "nnx-viz": ("run.html", "report", "watch"),
+    "nnx-viz": ("run.html", "run.svg", "report", "watch"),
     "nnx-hub": ("onnx", "pt2", "safetensors", "hub", "hub.", "export"),
     "nnx-paradigms": ("vit", "feed_fwd_moe", "diffusion.", "paradigms."),
     "nnx-eval": ("ranking.",),

@@ -1,50 +1,80 @@
-"""The model card: recorded facts, and how to load the model."""
+"""The model card: recorded facts, and how to load what is published."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from nnx.plugins import manager
+
+CHART = "training.svg"
+_RENDERER = "run.svg"
+_SCORES = ("loss", "error", "accuracy", "f1", "precision", "recall")
+
+LOAD_MODEL = """from nnx import NNModel
+
+model = NNModel.from_pretrained("{where}")"""
+LOAD_RUN = """from nnx.bundles import reconstruct_bundle
+from nnx.hub import pull_run
+
+pull_run("{where}", "here")
+rebuilt = reconstruct_bundle("here")  # rebuilt.model predicts, rebuilt.resume(...) trains on"""
+
+
+def chart_of(run: Any) -> bytes | None:
+    """The training as a picture, when a plugin draws one."""
+    renderers = manager.registry("renderer")
+    if run is None or (_RENDERER, 1) not in renderers:
+        return None
+    try:
+        drawn = renderers.resolve(_RENDERER)(run)
+    except ImportError:  # the renderer's own optional library is not there
+        return None
+    return str(drawn).encode("utf-8") if drawn else None
 
 
 def model_card(
-    model: Any,
     config: Mapping[str, Any],
+    parameters: int,
     *,
+    load: str = LOAD_MODEL,
+    where: str = "path/to/this/folder",
     run: Any = None,
-    repo_id: str | None = None,
+    calibrators: Iterable[Any] = (),
+    chart: bool = False,
     license: str | None = None,
     **facts: Any,
 ) -> str:
-    """A README of what is recorded: the net, the task, the recipe and, for a run, its scores.
+    """A README of what is recorded: net, task, recipe and, for a run, its data and scores.
 
-    Further keywords become rows of the table as they are given.
+    ``config`` has the states of a ``config.json``, ``calibrators`` are those fitted on the
+    model, or their records. Further keywords become rows of the table as they are given.
     """
-    rows = {
-        "net": _net(config),
-        "parameters": f"{sum(p.numel() for p in model.net.parameters()):,}",
-    }
-    task = config["params"].get("task")
-    if task is not None:
-        rows["task"] = ", ".join(f"{k} {v}" for k, v in task.items() if k != "version")
-    rows["loss"] = str(config["params"].get("loss"))
-    if config["params"].get("precision"):
-        rows["precision"] = str(config["params"]["precision"].get("mode"))
+    rows = {"net": _net(config), "parameters": f"{parameters:,}"}
+    params = config["params"]
+    if params.get("task") is not None:
+        rows["task"] = _pairs(params["task"], without=("version",))
+    rows["loss"] = str(params.get("loss"))
+    if params.get("precision"):
+        rows["precision"] = str(params["precision"].get("mode"))
     if config["transforms"]:
         rows["recipe"] = ", ".join(
             f"{t['name']} {t.get('options', {})}" for t in config["transforms"]
         )
     if run is not None:
         rows.update(_run_rows(run))
+    for index, one in enumerate(calibrators):
+        record = one if isinstance(one, Mapping) else one.state()
+        rows[f"calibrator {index}"] = _calibrator(record)
     rows.update({name: str(value) for name, value in facts.items()})
     head = ["---", "library_name: nnx", "tags:", "- nnx", "- pytorch"]
     head += [f"license: {license}"] if license else []
-    table = [f"| {name} | {_cell(value)} |" for name, value in rows.items()]
-    where = repo_id or "path/to/this/folder"
+    table = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items()]
+    picture = [f"![The losses of the training]({CHART})", ""] if chart else []
     return "\n".join(
         [
-            *head, "---", "", "# Model card", "", "| | |", "|---|---|", *table, "",
-            "Load it with NNx:", "", "```python", "from nnx import NNModel", "",
-            f'model = NNModel.from_pretrained("{where}")', "```", "",
+            *head, "---", "", "# Model card", "", "| | |", "|---|---|", *table, "", *picture,
+            "Load it with NNx:", "", "```python", load.format(where=where), "```", "",
         ]
     )  # fmt: skip
 
@@ -54,31 +84,52 @@ def _net(config: Mapping[str, Any]) -> str:
     if isinstance(net, Mapping):
         return f"{net.get('id')}@v{net.get('version')}"
     dims = config.get("net_params") or {}
-    return f"{net} ({', '.join(f'{k} {v}' for k, v in sorted(dims.items()))})"
+    return f"{net} ({_pairs(dict(sorted(dims.items())))})"
 
 
 def _run_rows(run: Any) -> dict[str, str]:
-    """Of a run: its id, its data, and its last scores with the split and the samples counted."""
-    state = run.state()
-    rows = {"run": run.id}
-    if state["train"].get("data_id"):
-        rows["data"] = str(state["train"]["data_id"])
-    if not run.idps:
-        return rows
-    last = run.idps[-1]
-    for split in ("train_summary", "val_edp"):
-        scores = getattr(last, split, None)
+    """Of a run: its id, its data and splits, and its last scores with split and samples."""
+    rows = {"run": str(run.id)}
+    data_id = run.state()["train"].get("data_id")
+    if data_id:
+        rows["data"] = str(data_id)
+    if run.provenance is not None:
+        manifest = run.provenance.manifest
+        for what, identities in (("data", manifest.data), ("split", manifest.splits)):
+            for name, identity in identities.items():
+                value = identity.kind if identity.value is None else identity.value
+                rows[f"{what} {name}"] = f"{value} ({identity.kind})" if identity.value else value
+    if run.idps:
+        rows.update(_scores(run.idps[-1]))
+    return rows
+
+
+def _scores(last: Any) -> Iterator[tuple[str, str]]:
+    for split, scores in (("training", last.train_summary), ("validation", last.val_edp)):
         if scores is None:
             continue
-        shown = ", ".join(
-            f"{name} {value:.6g}"
-            for name in ("loss", "error", "accuracy", "f1")
-            if (value := getattr(scores, name, None)) is not None
-        )
-        count = getattr(scores, "count", None)
-        name = "validation" if split == "val_edp" else "training"
-        rows[f"{name}, epoch {last.epoch_idx}"] = f"{shown}" + (f" (n {count})" if count else "")
-    return rows
+        named = {name: getattr(scores, name) for name in _SCORES}
+        named.update(scores.metrics)
+        shown = [f"{name} {value:.6g}" for name, value in named.items() if value is not None]
+        count = "n not recorded" if scores.count is None else f"n {scores.count}"
+        yield f"{split}, epoch {last.epoch_idx}", f"{', '.join(shown)} ({count})"
+
+
+def _calibrator(record: Mapping[str, Any]) -> str:
+    shown = [str(record.get("kind"))]
+    if "temperature" in record:
+        shown.append(f"temperature {record['temperature']:.6g}")
+    if isinstance(record.get("split"), Mapping):
+        shown.append(f"fitted on {_pairs(record['split'])}")
+    return ", ".join([*shown, f"for {record.get('model_id')}"])
+
+
+def _pairs(values: Mapping[str, Any], without: tuple[str, ...] = ()) -> str:
+    return ", ".join(
+        f"{name} {', '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+        for name, value in values.items()
+        if name not in without
+    )
 
 
 def _cell(value: str) -> str:

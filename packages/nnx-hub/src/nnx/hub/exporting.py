@@ -116,6 +116,7 @@ def to_pt2(
         def run(arguments: tuple[torch.Tensor, ...]) -> Any:
             return _tuple(back(*arguments))
 
+        program.example_inputs = None  # rows of the caller's, which would be saved as a pickle
         with _quiet():
             torch.export.save(program, file)
             back = torch.export.load(file).module()

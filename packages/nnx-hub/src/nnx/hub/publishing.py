@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnx.bundles import BundleInfo, export_bundle, validate_bundle
+from nnx.hub.card import CHART, LOAD_RUN, chart_of, model_card
+from nnx.hub.layout import CARD, WEIGHTS
 from nnx.hub.saving import check_portable, contents
+from nnx.store import NNRun
 from nnx.utils import files as fs
 from nnx.utils.folders import make_folder, remove_tree_quietly
+from nnx.utils.strict import open_regular
+from nnx.utils.tensor_file import read_header
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
@@ -33,21 +38,24 @@ def push_to_hub(
     ignore_patterns: list[str] | str | None = None,
     delete_patterns: list[str] | str | None = None,
     model_card_kwargs: Mapping[str, Any] | None = None,
+    run: Any = None,
+    calibrators: Iterable[Any] = (),
 ) -> CommitInfo:
     """Publish what ``save_pretrained`` writes as one commit of ``repo_id``.
 
     The repository is made when it is missing. The commit names the revision that it
     follows, so that a push in between makes it fail; a failed push can be repeated.
-    Patterns choose among the files as in ``HfApi.upload_folder``.
+    Patterns choose among the files as in ``HfApi.upload_folder``. ``run`` and
+    ``calibrators`` are what the card tells of, as for ``save_pretrained``.
     """
     check_portable(model)
-    card = {"repo_id": repo_id, **(model_card_kwargs or {})}
+    told = {"run": run, "calibrators": tuple(calibrators), **(model_card_kwargs or {})}
     with tempfile.TemporaryDirectory() as folder:
-        for name, parts in contents(model, card).items():
+        for name, parts in contents(model, {"where": repo_id, **told}).items():
             with open(os.path.join(folder, name), "wb") as stream:
                 stream.writelines(parts)
         named = [delete_patterns] if isinstance(delete_patterns, str) else delete_patterns
-        stale = [name for name in model.artifact_names if name not in model.artifacts]
+        stale = [name for name in (CHART, *model.artifact_names) if name not in os.listdir(folder)]
         return _commit(
             folder, repo_id, commit_message=commit_message, private=private, token=token,
             branch=branch, create_pr=create_pr, allow_patterns=allow_patterns,
@@ -70,15 +78,43 @@ def push_run(
 ) -> CommitInfo:
     """Publish a training as a run bundle in one commit; :func:`pull_run` brings it back.
 
-    The bundle of an earlier push is replaced. The commit's ``oid`` is the revision to pull.
+    The bundle of an earlier push is replaced. Beside it lie a card and, where nnx-viz draws
+    one, a chart. The commit's ``oid`` is the revision to pull.
     """
+    calibrators = tuple(calibrators)
     with tempfile.TemporaryDirectory() as folder:
         bundle = os.path.join(folder, "bundle")
-        export_bundle(run_id, bundle, checkpoint=checkpoint, root=root, calibrators=calibrators)
+        info = export_bundle(
+            run_id, bundle, checkpoint=checkpoint, root=root, calibrators=calibrators
+        )
+        for name, data in _about(info, NNRun.load(info.source_run_id, root), calibrators, repo_id):
+            with open(os.path.join(bundle, name), "wb") as stream:
+                stream.write(data)
         return _commit(
             bundle, repo_id, commit_message=commit_message, private=private, token=token,
-            branch=branch, create_pr=create_pr, delete_patterns=["g-*/*"],
+            branch=branch, create_pr=create_pr, delete_patterns=["g-*/*", CHART],
         )  # fmt: skip
+
+
+def _about(
+    info: BundleInfo, run: NNRun, calibrators: tuple[Any, ...], repo_id: str
+) -> Iterator[tuple[str, bytes]]:
+    """The card of a run and its chart, by file name."""
+    weights = os.path.join(info.path, f"g-{info.generation}", WEIGHTS)
+    with open_regular(weights) as stream:
+        count = read_header(stream, weights).parameters
+    config = {
+        "params": info.model_params, "net_params": info.net_params,
+        "transforms": info.transforms,
+    }  # fmt: skip
+    chart = chart_of(run)
+    if chart is not None:
+        yield CHART, chart
+    text = model_card(
+        config, count, load=LOAD_RUN, where=repo_id, run=run, calibrators=calibrators,
+        chart=chart is not None, checkpoint=f"{info.source_checkpoint}, epoch {info.epoch}",
+    )  # fmt: skip
+    yield CARD, text.encode("utf-8")
 
 
 def pull_run(

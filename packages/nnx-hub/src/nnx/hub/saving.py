@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nnx.hub.card import model_card
+from nnx.hub.card import CHART, chart_of, model_card
 from nnx.hub.layout import CARD, CONFIG, FILES, WEIGHTS, config_of, to_bytes
 from nnx.models import MissingModelFactoryError, check_topology
 from nnx.params import RuntimeModule
@@ -23,6 +23,8 @@ def save_pretrained(
     repo_id: str | None = None,
     push_to_hub: bool = False,
     model_card_kwargs: Mapping[str, Any] | None = None,
+    run: Any = None,
+    calibrators: Iterable[Any] = (),
     **push_to_hub_kwargs: Any,
 ) -> Any:
     """Write ``model.safetensors``, ``config.json`` and ``README.md`` into a folder.
@@ -32,6 +34,8 @@ def save_pretrained(
     The files are complete before the folder's own change. With ``push_to_hub`` the same is
     then pushed to ``repo_id`` (the folder's name without one) and the commit returned.
     ``config`` is accepted for the mixin's sake; the model's own is what is written.
+    ``run`` (an ``NNRun``) and ``calibrators`` are what the card tells of: with a run it has a
+    chart of the training, where nnx-viz draws one.
 
     Raises ``MissingModelFactoryError`` for a runtime-only module and ``ValueError`` for a
     net that was changed without a record, before anything is written.
@@ -39,12 +43,13 @@ def save_pretrained(
     check_portable(model)
     target = os.path.abspath(os.fspath(save_directory))
     _check_target(target)
-    _replace(target, contents(model, model_card_kwargs), {*FILES, *model.artifact_names})
+    told = {"run": run, "calibrators": tuple(calibrators), **(model_card_kwargs or {})}
+    _replace(target, contents(model, told), {*FILES, CHART, *model.artifact_names})
     if push_to_hub:
         from nnx.hub.publishing import push_to_hub as push
 
         repo = repo_id or os.path.basename(target)
-        return push(model, repo, model_card_kwargs=model_card_kwargs, **push_to_hub_kwargs)
+        return push(model, repo, model_card_kwargs=told, **push_to_hub_kwargs)
     return None
 
 
@@ -60,17 +65,20 @@ def check_portable(model: Any) -> None:
     check_topology(model)
 
 
-def contents(model: Any, card: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
+def contents(model: Any, card: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Each file as its parts; tensors are not copied."""
     tensors = {
         name: as_stored(f"the net's state {name!r}", value)
         for name, value in model.net.state_dict().items()
     }
-    config = config_of(model)
+    config, chart = config_of(model), chart_of(card.get("run"))
+    count = sum(p.numel() for p in model.net.parameters())
+    text = model_card(config, count, chart=chart is not None, **card)
     return {
         **{name: [data] for name, data in model.artifacts.items()},
+        **({} if chart is None else {CHART: [chart]}),
         WEIGHTS: list(chunks(tensors, {})),
-        CARD: [model_card(model, config, **(card or {})).encode("utf-8")],
+        CARD: [text.encode("utf-8")],
         CONFIG: [to_bytes(config)],
     }
 

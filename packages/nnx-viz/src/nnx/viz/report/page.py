@@ -89,7 +89,7 @@ def notebook_chart(run: NNRun) -> str:
     from the run's records in memory, or a journal's per-epoch rows.
     """
     graph = require("plotly.graph_objects", "the notebook chart")
-    view = view_of(run, _epoch_rows(run))
+    view = view_of(run, epoch_rows(run))
     monitor = monitor_traces(view, 0)
     charts = charts_of([view])
     if not charts:
@@ -109,7 +109,7 @@ def notebook_chart(run: NNRun) -> str:
     return str(figure.to_html(full_html=False, include_plotlyjs=True))
 
 
-def _epoch_rows(run: NNRun) -> list[NNIterationDataPoint]:
+def epoch_rows(run: NNRun) -> list[NNIterationDataPoint]:
     """The run's records, or the last one of each epoch of a journal, without its chunks."""
     if not run.history:
         return list(run.idps or [])
