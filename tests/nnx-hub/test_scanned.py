@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import pickle
+import pickletools
 import zipfile
 from pathlib import Path
 
@@ -41,10 +41,19 @@ def findings(folder):
     return found.issues_count, found.infected_files, found.suspicious_count
 
 
+def imports(data):
+    """What a file names to import, read as a pickle; nothing when it is none."""
+    try:
+        return [str(arg) for op, arg, _ in pickletools.genops(data) if "GLOBAL" in op.name]
+    except Exception:  # the bytes of something else
+        return []
+
+
 def test_the_scanner_finds_what_it_should():
     Path("bad").mkdir()
     Path("bad/x.pkl").write_bytes(pickle.dumps(eval))
     assert findings("bad")[0] == 1
+    assert imports(pickle.dumps(eval))
 
 
 def test_everything_that_is_published_is_clean():
@@ -60,9 +69,8 @@ def test_everything_that_is_published_is_clean():
     model.export("published/model.pt2", "pt2", example_input=X)
     model.to_onnx("published/model.onnx", X)
     assert findings("published") == (0, 0, 0)
-    for path in unpacked("published"):  # read as a pickle, none of it names a thing to import
-        with open(path, "rb") as stream:
-            assert scanner.scan_pickle_bytes(stream, str(path)).globals == [], path
+    for path in unpacked("published"):
+        assert not imports(path.read_bytes()), path
     assert findings("runs") == (0, 0, 0)  # nor is there a finding in what stays at home
 
 
