@@ -102,3 +102,21 @@ def test_a_tokenizer_file_that_is_none_is_refused(kit, content):
     os.symlink("/etc/passwd", "saved/tokenizer.json")
     with pytest.raises(ValueError, match="symbolic link"):
         GenerativeNNModel.from_pretrained("saved")
+
+
+def test_the_network_is_exported_or_refused_by_name(kit):
+    pytest.importorskip("nnx.hub", exc_type=ImportError)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = kit.model()
+    ids = torch.randint(0, model.tokenizer.vocab_size, (3, 10))
+    wanted = torch.as_tensor(model.predict(ids).logits)
+    model.to_onnx("m.onnx", ids, dynamo=True)
+    (found,) = onnxruntime.InferenceSession("m.onnx").run(None, {"input": ids.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), wanted, atol=1e-4, rtol=1e-4)
+    model.export("m.pt2", "pt2", example_input=ids)
+    with torch.no_grad():
+        program = torch.export.load("m.pt2").module()(ids)
+    torch.testing.assert_close(program, wanted, atol=1e-4, rtol=1e-4)
+    with pytest.raises(RuntimeError, match=r"torch.onnx cannot write TransformerNN .*rms_norm"):
+        model.to_onnx("other.onnx", ids)  # the older exporter
+    assert not os.path.exists("other.onnx")

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from made_bundles import Calibrator, X, everything, generation, make_model, make_params, patience
@@ -526,3 +527,105 @@ def test_an_excluded_submodule_is_left_out_and_does_not_resume():
 def test_integrity_errors_are_bundle_errors():
     assert issubclass(BundleIntegrityError, BundleError)
     assert issubclass(BundleError, ValueError)
+
+
+def test_a_bundle_of_several_optimizers_serves_and_does_not_resume():
+    from nnx import NNTrainerParams, Trainer
+    from nnx.objectives import supervised_objective
+
+    optim = NNOptimParams(name=Optims.SGD, max_lr=0.05, momentum=0.9, weight_decay=0.0)
+    given = {n: getattr(make_params(1), n) for n in ("train_loader", "val_loader", "seed")}
+    params = NNTrainerParams(n_epochs=1, optims={"all": optim}, **given)
+    model = make_model()
+    run = Trainer(model).train(params, objective=supervised_objective())
+    assert export_bundle(run.id, "b").capability == "resume"
+    rebuilt = reconstruct_bundle("b")
+    assert np.array_equal(rebuilt.model.predict(X).logits, model.predict(X).logits)
+    before = os.listdir("runs")
+    with pytest.raises(BundleCapabilityError, match="Trainer's run"):
+        rebuilt.resume(make_params(1))
+    assert os.listdir("runs") == before
+
+
+def test_module_state_that_is_no_tensor_is_refused():
+    from nnx import register_model_factory, unregister_model_factory
+
+    class Extra(torch.nn.Linear):
+        def get_extra_state(self):
+            return {"calls": 3}
+
+        def set_extra_state(self, state):
+            pass
+
+    register_model_factory("test.extra", 1, lambda config: Extra(6, 3))
+    try:
+        run = NNModel(params=NNModelParams(net=ModelSpec("test.extra", 1))).train(make_params(1))
+        with pytest.raises(BundleError, match=r"_extra_state.* is a dict, not a tensor"):
+            export_bundle(run.id, "b")
+        assert not os.path.exists("b")
+    finally:
+        unregister_model_factory("test.extra", 1)
+
+
+def test_an_unknown_transform_is_named_by_index_and_id(trained, monkeypatch):
+    from nnx import NNCheckpointTransform
+    from nnx.bundles import export
+
+    folder, run, _ = trained
+    known = export._check_checkpoint
+
+    def changed(checkpoint):
+        import dataclasses
+
+        unknown = NNCheckpointTransform(name="acme.prune", version=3, options={})
+        known(dataclasses.replace(checkpoint, transforms=(unknown,)))
+
+    monkeypatch.setattr(export, "_check_checkpoint", changed)
+    with pytest.raises(BundleError, match=r"transform 0, 'acme.prune' of version 3"):
+        export_bundle(run.id, "b", root=str(folder / "runs"))
+    assert not os.path.exists("b")
+
+
+def test_a_legacy_pickle_beside_a_bundle_is_never_opened(bundle):
+    """Neither reader looks at anything but the bundle's own files, or calls a factory."""
+    code = (
+        "import builtins, sys, pickle\n"
+        "real = builtins.open\n"
+        "def no(*a, **k): raise AssertionError('unpickled')\n"
+        "pickle.load = pickle.loads = pickle.Unpickler = no\n"
+        "from nnx.bundles import inspect_bundle, validate_bundle\n"
+        "inspect_bundle(sys.argv[1]); validate_bundle(sys.argv[1]); print('read')"
+    )
+    (bundle.parent / "last.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'touch evil'\ntR.")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(bundle)], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "read", done.stderr
+    assert not os.path.exists("evil")
+
+
+def test_an_export_beside_another_is_refused(trained):
+    import fcntl
+
+    folder, run, _ = trained
+    root = str(folder / "runs")
+    export_bundle(run.id, "b", root=root)
+    held = os.open("b", os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BundleError, match="another process is exporting"):
+            export_bundle(run.id, "b", root=root)
+    finally:
+        os.close(held)
+    export_bundle(run.id, "b", root=root)
+
+
+def test_a_reader_that_began_before_an_export_finishes(trained):
+    from nnx.bundles.reading import check_generation, read_bundle
+
+    folder, run, _ = trained
+    root = str(folder / "runs")
+    export_bundle(run.id, "b", root=root)
+    began = read_bundle("b")
+    export_bundle(run.id, "b", root=root)
+    check_generation(began)  # its generation is there until the next but one

@@ -23,6 +23,8 @@ class GraphNNBase(NodeRows, BuiltinNet):
     A subclass builds its layers in ``_build_layers``.
     """
 
+    export_axes = ({0: "nodes"}, {1: "edges"})  # what another graph has more or fewer of
+
     def __init__(self, params: NNParams) -> None:
         super().__init__(params)
         self.layers = self._build_layers()

@@ -66,6 +66,9 @@ def export(
     shape: Annotated[
         str | None, typer.Option("--shape", help="Of one row, say 3,32,32 (default: by the net).")
     ] = None,
+    dynamo: Annotated[
+        bool, typer.Option("--dynamo", help="ONNX by torch's newer exporter (language models).")
+    ] = False,
     runs: RunsFolder = None,
 ) -> None:
     """Write a run's model for another runtime, and check that it gives the same."""
@@ -77,7 +80,7 @@ def export(
     run_id = find_run(run)
     model = NNModel.from_checkpoint(read_point(run_id, checkpoint, with_state=False).checkpoint)
     target = path or f"{run_id[:12]}.{to}"
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"dynamo": True} if dynamo else {}
     if to in ("onnx", "pt2"):
         options["example_input"] = _example(model, shape)
     print(model.export(target, to, **options))
@@ -89,7 +92,11 @@ def _example(model: Any, shape: str | None) -> Any:
     params = model.net_params
     generator = torch.Generator().manual_seed(0)
     if shape is not None:
-        return torch.randn(3, *(int(n) for n in shape.split(",")), generator=generator)
+        try:
+            sizes = [int(n) for n in shape.split(",")]
+        except ValueError:
+            raise typer.BadParameter(f"--shape {shape} is not numbers, say 3,32,32") from None
+        return torch.randn(3, *sizes, generator=generator)
     if hasattr(params, "vocab_size"):
         size = (3, params.max_seq_len)
         return torch.randint(0, params.vocab_size, size, generator=generator)

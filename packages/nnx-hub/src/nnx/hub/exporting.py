@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from nnx.utils.tensor_file import as_stored, chunks
 RECORD = "nnx.export"
 TOLERANCE = 1e-4
 _LEAST_DYNAMO_OPSET = 18
+_BATCH = "batch"
 _BATCHES = (1, 2, 3, 7)
 
 
@@ -49,7 +51,8 @@ def to_onnx(
 
     ``example_input`` is a tensor, an array or a tuple of positional inputs. With
     ``dynamic_batch`` the first axis of each is free, and batches of 1, 2, 3 and 7 rows are
-    compared; else the example itself. ``dynamo`` chooses torch's newer exporter, whose
+    compared; else the example itself. A net may say in ``export_axes`` which axes are free
+    instead, by name for each input: ``({0: "nodes"}, {1: "edges"})``. ``dynamo`` chooses torch's newer exporter, whose
     least opset is 18. The file's metadata ``nnx.export`` record the largest difference,
     the tolerance and the versions.
 
@@ -62,7 +65,8 @@ def to_onnx(
     if dynamo:
         _require("onnxscript", "to_onnx(dynamo=True)")
     names = _names(input_names, len(inputs), "input")
-    example = _two_rows(inputs) if dynamic_batch else inputs
+    axes = _axes(net, len(inputs), dynamic_batch)
+    example = _two_rows(inputs, axes)
     opset = max(opset_version, _LEAST_DYNAMO_OPSET) if dynamo else opset_version
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "model.onnx")
@@ -71,13 +75,17 @@ def to_onnx(
             outputs = _names(output_names, len(_tuple(plain)), "output")
             options: dict[str, Any] = {}
             if dynamic_batch and dynamo:
-                options["dynamic_shapes"] = tuple({0: torch.export.Dim("batch")} for _ in example)
+                options["dynamic_shapes"] = _dims(axes)
             elif dynamic_batch:
-                options["dynamic_axes"] = {n: {0: "batch"} for n in [*names, *outputs]}
-            torch.onnx.export(
-                net, example, file, input_names=names, output_names=outputs,
-                opset_version=opset, dynamo=dynamo, **options,
-            )  # fmt: skip
+                free = axes[0].get(0, "rows")
+                options["dynamic_axes"] = {
+                    **dict(zip(names, axes)), **{name: {0: free} for name in outputs}
+                }  # fmt: skip
+            with _named(net, "torch.onnx"):
+                torch.onnx.export(
+                    net if dynamo else _positional(net), example, file, input_names=names,
+                    output_names=outputs, opset_version=opset, dynamo=dynamo, **options,
+                )  # fmt: skip
         graph = onnx.load(file)  # with whatever lies beside it
         onnx.checker.check_model(graph)
         session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
@@ -86,7 +94,7 @@ def to_onnx(
             given = {n: a.cpu().numpy() for n, a in zip(names, arguments)}
             return [torch.from_numpy(o) for o in session.run(None, given)]
 
-        record = _compare(net, inputs, run, dynamic_batch, tolerance, "ONNX")
+        record = _compare(net, inputs, axes, run, tolerance, "ONNX")
         record.update(opset=opset, onnx=onnx.__version__, onnxruntime=runtime.__version__)
         onnx.helper.set_model_props(graph, {RECORD: json.dumps(record)})
         _publish(path, graph.SerializeToString())
@@ -106,12 +114,14 @@ def to_pt2(
     Arguments and errors as for :func:`to_onnx`; the record is the extra file ``nnx.export``.
     """
     net, inputs = _checked(model, example_input, "export")
-    example = _two_rows(inputs) if dynamic_batch else inputs
-    shapes = tuple({0: torch.export.Dim("batch")} for _ in example) if dynamic_batch else None
+    axes = _axes(net, len(inputs), dynamic_batch)
+    example = _two_rows(inputs, axes)
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "model.pt2")
-        with _frozen(net), _quiet():
-            program = torch.export.export(net, example, dynamic_shapes=shapes)
+        with _frozen(net), _quiet(), _named(net, "torch.export"):
+            program = torch.export.export(
+                net, example, dynamic_shapes=_dims(axes) if dynamic_batch else None
+            )
 
         def run(arguments: tuple[torch.Tensor, ...]) -> Any:
             return _tuple(back(*arguments))
@@ -120,7 +130,7 @@ def to_pt2(
         with _quiet():
             torch.export.save(program, file)
             back = torch.export.load(file).module()
-            record = _compare(net, inputs, run, dynamic_batch, tolerance, "torch.export")
+            record = _compare(net, inputs, axes, run, tolerance, "torch.export")
             torch.export.save(program, file, extra_files={RECORD: json.dumps(record)})
         with open(file, "rb") as stream, atomic_write(path, "wb") as target:
             shutil.copyfileobj(stream, target)
@@ -214,16 +224,87 @@ def _tuple(value: Any) -> tuple[Any, ...]:
     return values
 
 
-def _rows(inputs: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """The example's rows, repeated or cut to ``count``."""
-    return tuple(
-        t.repeat((-(-count // len(t)),) + (1,) * (t.ndim - 1))[:count].contiguous() for t in inputs
-    )
+Axes = Sequence[Mapping[int, str]]
 
 
-def _two_rows(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _axes(net: torch.nn.Module, count: int, dynamic: bool) -> Axes:
+    """Which axes of each input are free, by name."""
+    if not dynamic:
+        return ({},) * count
+    own = getattr(net, "export_axes", None)
+    return ({0: _BATCH},) * count if own is None or len(own) != count else tuple(own)
+
+
+def _dims(axes: Axes) -> tuple[dict[int, Any], ...]:
+    dims = {name: torch.export.Dim(name) for free in axes for name in free.values()}
+    return tuple({axis: dims[name] for axis, name in free.items()} for free in axes)
+
+
+def _resized(inputs: tuple[Any, ...], axes: Axes, lengths: Mapping[str, int]) -> tuple[Any, ...]:
+    """The inputs with their free axes repeated or cut to the lengths."""
+    made = []
+    for tensor, free in zip(inputs, axes):
+        for axis, name in free.items():
+            if name in lengths:
+                size = tensor.shape[axis]
+                rows = torch.arange(lengths[name], device=tensor.device) % size
+                tensor = tensor.index_select(axis, rows)
+        made.append(tensor.contiguous())
+    return tuple(made)
+
+
+def _lengths(inputs: tuple[Any, ...], axes: Axes) -> list[dict[str, int]]:
+    """What to compare: batches of 1 to 7 rows. Other axes only grow, for one may count another."""
+    own = {
+        name: tensor.shape[axis]
+        for tensor, free in zip(inputs, axes)
+        for axis, name in free.items()
+    }
+    if not own:
+        return [{}]
+    return [
+        {name: rows if name == _BATCH else size + rows - 1 for name, size in own.items()}
+        for rows in _BATCHES
+    ]
+
+
+def _two_rows(inputs: tuple[Any, ...], axes: Axes) -> tuple[Any, ...]:
     """An example of at least two rows: exporters take a batch of one for a constant."""
-    return inputs if all(len(t) > 1 for t in inputs) else _rows(inputs, 2)
+    short = any(
+        tensor.shape[axis] < 2
+        for tensor, free in zip(inputs, axes)
+        for axis, name in free.items()
+        if name == _BATCH
+    )
+    return _resized(inputs, axes, {_BATCH: 2}) if short else inputs
+
+
+def _positional(net: torch.nn.Module) -> torch.nn.Module:
+    """The tracer hands every parameter of a forward over by position, keyword-only ones too."""
+    kinds = {parameter.kind for parameter in inspect.signature(net.forward).parameters.values()}
+    return _Positional(net) if inspect.Parameter.KEYWORD_ONLY in kinds else net
+
+
+class _Positional(torch.nn.Module):
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.net(*inputs)
+
+
+@contextlib.contextmanager
+def _named(net: torch.nn.Module, what: str) -> Iterator[None]:
+    """What an exporter cannot write is said by the net's name."""
+    try:
+        yield
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise ExportError(
+            f"{what} cannot write {type(net).__name__} ({type(error).__name__}: {reason[:300]}); "
+            "nothing was written. Its weights alone go with export(path, 'safetensors')"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -247,13 +328,14 @@ def _quiet() -> Iterator[None]:
 def _compare(
     net: torch.nn.Module,
     inputs: tuple[Any, ...],
+    axes: Axes,
     run: Callable[[tuple[Any, ...]], Any],
-    dynamic: bool,
     tolerance: float,
     what: str,
 ) -> dict[str, Any]:
     """The largest difference of several batches; ``ExportError`` beyond the tolerance."""
-    batches = [_rows(inputs, n) for n in _BATCHES] if dynamic else [inputs]
+    lengths = _lengths(inputs, axes)
+    batches = [_resized(inputs, axes, each) for each in lengths]
     worst = 0.0
     for batch in batches:
         with _frozen(net):
@@ -279,7 +361,7 @@ def _compare(
         )
     return {
         "max_difference": worst, "tolerance": tolerance, "torch": torch.__version__,
-        "batches": [len(batch[0]) for batch in batches],
+        "batches": [each.get(_BATCH, len(inputs[0])) if each.keys() <= {_BATCH} else each for each in lengths],
     }  # fmt: skip
 
 
