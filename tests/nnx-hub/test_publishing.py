@@ -320,6 +320,43 @@ def test_runs_pushed_and_pulled_with_any_failing_request(hub, client):
     assert int(rows["pull"][1]) >= 5
 
 
+def test_a_pull_onto_a_failing_disk_leaves_nothing_or_the_whole(hub, client):
+    script = """
+        import sys
+        sys.path.insert(0, TESTS)
+        from failing_disk import FAULTS, FailingDisk
+        from nnx.bundles import validate_bundle
+        from nnx.hub import pull_run, push_run
+        from nnx.utils import files
+        push_run(model().train(params(1)).id, "me/run")
+        real = files.disk
+
+        def pulled(disk):
+            files.disk = disk
+            try:
+                pull_run("me/run", "here")
+            except (OSError, KeyboardInterrupt) as error:
+                return error
+            finally:
+                files.disk = real
+
+        counted = FailingDisk()
+        assert pulled(counted) is None
+        for fault in ("full", "broken", "interrupted"):
+            for at in range(1, len(counted.done) + 1):
+                shutil.rmtree("here", ignore_errors=True)
+                before = set(os.listdir("."))
+                error = pulled(FailingDisk(at, FAULTS[fault]))
+                if os.path.exists("here"):
+                    assert validate_bundle("here").verified
+                elif counted.done[at - 1] not in ("unlink", "rmdir"):
+                    assert error is not None and set(os.listdir(".")) == before, counted.done[at - 1]
+        print("done", len(counted.done))
+        """.replace("TESTS", repr(os.path.dirname(os.path.dirname(__file__))))
+    out = client("import shutil\n" + textwrap.dedent(script))
+    assert int(out.split()[-1]) > 20
+
+
 # -- the commands --------------------------------------------------------------------------
 
 

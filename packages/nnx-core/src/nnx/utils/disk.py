@@ -18,6 +18,7 @@ except ImportError:  # Windows
 # A filesystem that cannot flush says one of these; anything else is a real failure.
 UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOTTY}
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 _FICLONE = 0x40049409  # ioctl: share the blocks of another file (btrfs, XFS, ZFS)
 
 StrPath = str | os.PathLike[str]
@@ -84,6 +85,18 @@ class Disk:
 
     def replace(self, source: StrPath, target: StrPath) -> None:
         os.replace(source, target)
+
+    def exchange(self, one: StrPath, other: StrPath) -> None:
+        """Swap two names in one step, where the system and the filesystem can."""
+        import ctypes
+
+        try:
+            rename = ctypes.CDLL(None, use_errno=True).renameat2
+        except (OSError, AttributeError, TypeError):
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP)) from None
+        if rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
 
     def link(self, source: StrPath, target: StrPath) -> None:
         os.link(source, target)

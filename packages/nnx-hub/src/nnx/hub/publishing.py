@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from nnx.utils.tensor_file import read_header
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
 
+_BLOCK = 1 << 20
 _MESSAGE = "Push model using huggingface_hub."  # the mixin's, which scripts may look for
 
 
@@ -153,20 +155,25 @@ def pull_run(
         )  # fmt: skip
         place = os.path.join(staged, *name.split("/"))
         make_folder(os.path.dirname(place))
-        shutil.copyfile(os.path.realpath(found), place)
+        with (
+            open(os.path.realpath(found), "rb") as source,
+            fs.atomic_write(place, "wb", strict=True) as copy,
+        ):
+            shutil.copyfileobj(source, copy, _BLOCK)
 
     try:
         fetch(MANIFEST)
         manifest = read_manifest(staged)
         for name in manifest.payloads:  # checked names: none leaves the folder
             fetch(f"{manifest.folder}/{name}")
-        validate_bundle(staged)
+        info = validate_bundle(staged)
         fs.disk.replace(staged, target)
+        fs.disk.flush_directory(os.path.dirname(target))
     except BaseException:
         if os.path.isdir(staged):
             remove_tree_quietly(staged)
         raise
-    return validate_bundle(target)
+    return dataclasses.replace(info, path=target)
 
 
 def _commit(

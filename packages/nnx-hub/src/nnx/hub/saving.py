@@ -11,6 +11,7 @@ from nnx.hub.layout import CARD, CONFIG, FILES, WEIGHTS, config_of, to_bytes
 from nnx.models import MissingModelFactoryError, check_topology
 from nnx.params import RuntimeModule
 from nnx.utils import files as fs
+from nnx.utils.disk import UNSUPPORTED
 from nnx.utils.folders import make_folder, remove_tree_quietly
 from nnx.utils.tensor_file import as_stored, chunks
 
@@ -91,6 +92,24 @@ def _check_target(target: str) -> None:
             raise ValueError(f"{target} is {what}, not a folder to save a model into")
 
 
+def _swap(staged: str, target: str) -> str:
+    """Put one folder in the place of another, and say where that is now."""
+    try:
+        fs.disk.exchange(staged, target)
+        return staged
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+    old = fs.temporary_name(target)
+    fs.disk.replace(target, old)
+    try:
+        fs.disk.replace(staged, target)
+    except BaseException:
+        fs.disk.replace(old, target)
+        raise
+    return old
+
+
 def _replace(target: str, files: Mapping[str, list[Any]], ours: set[str]) -> None:
     """Put staged files in the place of those that are there.
 
@@ -109,19 +128,13 @@ def _replace(target: str, files: Mapping[str, list[Any]], ours: set[str]) -> Non
         if not os.path.isdir(target):
             fs.disk.replace(staged, target)
         elif set(os.listdir(target)) <= ours:
-            old = fs.temporary_name(target)
-            fs.disk.replace(target, old)
-            try:
-                fs.disk.replace(staged, target)
-            except BaseException:
-                fs.disk.replace(old, target)
-                old = None
-                raise
+            old = _swap(staged, target)
         else:
             for name in ours - files.keys():  # of another model
                 fs.remove_quietly(os.path.join(target, name))
             for name in files:
                 fs.disk.replace(os.path.join(staged, name), os.path.join(target, name))
+        fs.disk.flush_directory(os.path.dirname(target))
     finally:
         for folder in (staged, old):
             if folder is not None and os.path.isdir(folder):
