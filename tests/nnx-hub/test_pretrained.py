@@ -328,3 +328,46 @@ def test_tied_weights_stay_tied():
         assert found[1].weight is found[0].weight
     finally:
         unregister_model_factory("test.tied", 1)
+
+
+def test_a_model_of_another_device_is_loaded_on_this_one():
+    model = make_model()
+    model.save_pretrained("s")
+    config = json.loads(Path("s/config.json").read_text())
+    config["params"]["device"] = "cuda"
+    Path("s/config.json").write_text(json.dumps(config))
+    for place in ("cpu", torch.device("cpu"), model.params.device):
+        found = NNModel.from_pretrained("s", map_location=place)
+        assert (found.device.type, found.params.device) == ("cpu", model.params.device)
+    assert torch.equal(found.net.layers[0].weight, model.net.layers[0].weight)
+    with pytest.raises(RuntimeError, match="no device|Invalid device|Expected one of"):
+        NNModel.from_pretrained("s", map_location="nowhere")
+
+
+def test_a_precision_replaces_the_older_flag_too():
+    make_model(mixed_precision=True).save_pretrained("s")
+    assert NNModel.from_pretrained("s").params.mixed_precision
+    found = NNModel.from_pretrained("s", precision=PrecisionPolicy("bf16"))
+    assert (found.params.precision.mode, found.params.mixed_precision) == ("bf16", False)
+
+
+def test_a_factory_that_builds_another_module_is_refused_and_an_adapter_is_given():
+    from nnx.models import BatchAdapter
+
+    class Rows(BatchAdapter):
+        def split(self, batch):
+            return (batch["x"],), {}, batch["y"]
+
+    widths = [4, 5]
+    register_model_factory("test.hub", 1, lambda config: torch.nn.Linear(6, widths[0]))
+    try:
+        NNModel(params=NNModelParams(net=ModelSpec("test.hub", 1))).save_pretrained("s")
+        found = NNModel.from_pretrained("s", batch_adapter=Rows())
+        assert found.split_batch({"x": X, "y": None})[0][0] is X
+        widths.pop(0)
+        with pytest.raises(
+            ValueError, match=r"another topology than the saved weights: weight is \(5, 6\)"
+        ):
+            NNModel.from_pretrained("s")
+    finally:
+        unregister_model_factory("test.hub", 1)

@@ -629,3 +629,57 @@ def test_a_reader_that_began_before_an_export_finishes(trained):
     began = read_bundle("b")
     export_bundle(run.id, "b", root=root)
     check_generation(began)  # its generation is there until the next but one
+
+
+def test_a_calibrator_that_was_exchanged_later_is_refused_by_every_validation(trained):
+    from made_bundles import stated
+
+    folder, run, _ = trained
+    root = str(folder / "runs")
+    weights = NNCheckpoint.load(run.id, Checkpoints.LAST, root=root).net_state
+    export_bundle(
+        run.id, "b", root=root, calibrators=[Calibrator(model_id=fingerprint_of(weights))]
+    )
+    path = generation(Path("b")) / "calibrator-0.json"
+    record = json.loads(path.read_text())
+    for changes, said in (
+        ({"model_id": "sha256:" + "1" * 64}, "was fitted for the weights"),
+        ({"labels": ["a", "c", "b"]}, "is for the classes"),
+        ({"labels": ["a", "b"]}, "for 2 classes"),
+        ({"temperature": -1}, "no positive temperature"),
+    ):
+        path.write_text(json.dumps({**record, **changes}))
+        stated(Path("b"), "calibrator-0.json")
+        for read in (validate_bundle, reconstruct_bundle):
+            with pytest.raises(BundleIntegrityError, match=said):
+                read("b")
+
+
+def test_a_batch_adapter_is_given_again_since_it_is_not_stored():
+    from nnx import register_model_factory, unregister_model_factory
+    from nnx.models import BatchAdapter
+
+    class Rows(BatchAdapter):
+        def split(self, batch):
+            return (batch["x"],), {}, batch["y"]
+
+    register_model_factory("test.rows", 1, encoder)
+    try:
+        spec = ModelSpec("test.rows", 1, config={"width": 4})
+        rows = [{"x": X[i : i + 10], "y": torch.zeros(10, dtype=torch.long)} for i in (0, 10)]
+        changes = {"train_loader": rows, "val_loader": rows}
+        model = NNModel(params=NNModelParams(net=spec), batch_adapter=Rows())
+        export_bundle(model.train(make_params(1, **changes)).id, "b")
+        rebuilt = reconstruct_bundle("b", batch_adapter=Rows())
+        assert rebuilt.resume(make_params(1, **changes)).idps[-1].epoch_idx == 1
+        assert "Rows" not in (generation(Path("b")) / "state.json").read_text()
+    finally:
+        unregister_model_factory("test.rows", 1)
+
+
+def test_a_model_in_the_layout_of_the_hub_is_no_bundle(tmp_path):
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "config.json").write_text("{}")
+    for read in (inspect_bundle, validate_bundle, reconstruct_bundle):
+        with pytest.raises(BundleError, match=r"load it with NNModel.from_pretrained"):
+            read(tmp_path / "hub")

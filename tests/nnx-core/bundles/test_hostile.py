@@ -296,3 +296,81 @@ def test_a_pickle_in_place_of_weights_is_not_loaded(bundle):
     stated(bundle, MODEL)
     refused(bundle, "no safetensors file")
     assert not os.path.exists("evil")
+
+
+# -- a bundle that changes under its reader --------------------------------------------------
+
+
+def after_header(monkeypatch, change):
+    """Do it once, between the look at a header and the look at the bytes."""
+    from nnx.bundles import reading
+
+    real, left = reading.check_header, [change]
+
+    def check_header(*arguments):
+        real(*arguments)
+        if left:
+            left.pop()()
+
+    monkeypatch.setattr(reading, "check_header", check_header)
+
+
+@pytest.mark.parametrize("read", [validate_bundle, reconstruct_bundle])
+@pytest.mark.parametrize("how", ["one byte", "cut", "longer", "another file"])
+def test_a_payload_that_changes_while_it_is_read(bundle, monkeypatch, read, how):
+    path = generation(bundle) / MODEL
+    data = bytearray(path.read_bytes())
+
+    def change():
+        if how == "one byte":
+            data[-1] ^= 1
+            with open(path, "r+b") as stream:
+                stream.write(data)
+        elif how == "cut":
+            os.truncate(path, len(data) - 4)
+        elif how == "longer":
+            with open(path, "ab") as stream:
+                stream.write(b"x" * 4)
+        else:  # the reader keeps the file that it opened and checked
+            path.rename(path.with_name("old"))
+            path.write_bytes(b"other")
+
+    after_header(monkeypatch, change)
+    if how == "longer":  # what was stated is there, and nothing beyond it is read
+        read(bundle)
+    elif how == "another file":
+        read(bundle)
+        monkeypatch.undo()
+        refused(bundle, "unlisted|bytes, not the")
+    else:
+        with pytest.raises(BundleIntegrityError, match="SHA-256|became shorter|changed while"):
+            read(bundle)
+
+
+def test_an_export_while_a_bundle_is_validated(trained, bundle, monkeypatch):
+    from nnx.bundles import export_bundle
+
+    folder, run, _ = trained
+    before = inspect_bundle(bundle).generation
+    after_header(monkeypatch, lambda: export_bundle(run.id, bundle, root=str(folder / "runs")))
+    with pytest.raises(BundleIntegrityError, match="changed while it was read: read it again"):
+        validate_bundle(bundle)
+    assert validate_bundle(bundle).generation != before
+
+
+def test_an_export_while_a_bundle_is_rebuilt(trained, bundle, monkeypatch):
+    """The reader keeps the generation that it began with, which is not removed yet."""
+    import torch
+    from made_bundles import X
+    from nnx.bundles import export_bundle
+
+    folder, run, wanted = trained
+    before = inspect_bundle(bundle).generation
+    after_header(
+        monkeypatch,
+        lambda: export_bundle(run.id, bundle, root=str(folder / "runs"), checkpoint="first"),
+    )
+    rebuilt = reconstruct_bundle(bundle)
+    assert (rebuilt.info.generation, rebuilt.info.epoch) == (before, 1)
+    assert torch.equal(torch.from_numpy(rebuilt.model.predict(X).logits), wanted)
+    assert inspect_bundle(bundle).epoch == 0

@@ -94,7 +94,7 @@ def _is_ours(target: str, name: str) -> bool:
         return False
     if layout.is_generation_folder(name) and os.path.isdir(path):
         return all(layout.is_payload(n) or fs.is_temporary_name(n) for n in os.listdir(path))
-    return fs.is_temporary_name(name) and name.startswith(f".{MANIFEST}.")
+    return layout.is_manifest(name)
 
 
 def _check_checkpoint(checkpoint: NNCheckpoint) -> None:

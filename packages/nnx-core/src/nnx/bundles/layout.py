@@ -11,6 +11,7 @@ from typing import Any
 
 from nnx.bundles.errors import BundleError, BundleIntegrityError
 from nnx.utils.disk import StrPath
+from nnx.utils.files import is_temporary_name
 from nnx.utils.strict import MAX_JSON_BYTES, parse_json, read_regular
 
 BUNDLE_FORMAT = "nnx.run-bundle"
@@ -64,6 +65,11 @@ class Manifest:
 
 def is_generation_folder(name: str) -> bool:
     return _FOLDER.fullmatch(name) is not None
+
+
+def is_manifest(name: str) -> bool:
+    """Whether a name is the manifest's, or that of one which was being written."""
+    return name == MANIFEST or (is_temporary_name(name) and name.startswith(f".{MANIFEST}."))
 
 
 def is_payload(name: str) -> bool:

@@ -272,13 +272,14 @@ def _hash(stream: IO[bytes], path: str, payload: Payload, into: bytearray | None
 
 
 def check_top(path: str) -> None:
-    """Nothing in a bundle's folder but its manifest and generations."""
+    """Nothing in a bundle's folder but its manifest, generations, and a killed export's manifest."""
     with os.scandir(path) as entries:
         for entry in entries:
-            is_folder = entry.is_dir(follow_symlinks=False)
-            if entry.name == layout.MANIFEST and not entry.is_symlink():
-                continue
-            if not (is_folder and layout.is_generation_folder(entry.name)):
+            if entry.is_dir(follow_symlinks=False):
+                known = layout.is_generation_folder(entry.name)
+            else:
+                known = layout.is_manifest(entry.name) and not entry.is_symlink()
+            if not known:
                 raise BundleIntegrityError(f"{entry.path} is unlisted: no file of the bundle")
 
 
