@@ -74,6 +74,23 @@ def test_everything_that_is_published_is_clean():
     assert findings("runs") == (0, 0, 0)  # nor is there a finding in what stays at home
 
 
+def test_what_is_published_names_no_folder_of_this_machine():
+    net = NNParams(input_dim=6, output_dim=3, hidden_dims=[8], dropout_prob=0.2)
+    model = NNModel(net, NNModelParams(net=Nets.FEED_FWD, loss=Losses.CROSS_ENTROPY))
+    loader = [(X, torch.arange(20) % 3)]
+    run = model.train(NNTrainParams(n_epochs=1, seed=3, train_loader=loader))
+    export_bundle(run.id, "published/bundle")
+    model.save_pretrained("published/model", run=run)
+    model.export("published/model.safetensors", "safetensors")
+    model.export("published/model.pt2", "pt2", example_input=X)
+    model.to_onnx("published/model.onnx", X)
+    model.to_onnx("published/dynamo.onnx", X, dynamo=True)
+    here = {str(Path.cwd()), str(Path(torch.__file__).parents[1]), str(Path(__file__).parents[2])}
+    for path in unpacked("published"):
+        for folder in here:
+            assert folder.encode() not in path.read_bytes(), path
+
+
 def test_an_exported_program_holds_no_row_of_the_example():
     net = NNParams(input_dim=6, output_dim=3, hidden_dims=[8], dropout_prob=0.2)
     model = NNModel(net, NNModelParams(net=Nets.FEED_FWD, loss=Losses.CROSS_ENTROPY))

@@ -87,6 +87,9 @@ def to_onnx(
                     output_names=outputs, opset_version=opset, dynamo=dynamo, **options,
                 )  # fmt: skip
         graph = onnx.load(file)  # with whatever lies beside it
+        for node in [*graph.graph.node, *(n for f in graph.functions for n in f.node)]:
+            if hasattr(node, "metadata_props"):  # tracebacks, with folders of this machine
+                del node.metadata_props[:]
         onnx.checker.check_model(graph)
         session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
@@ -127,6 +130,9 @@ def to_pt2(
             return _tuple(back(*arguments))
 
         program.example_inputs = None  # rows of the caller's, which would be saved as a pickle
+        for module in program.graph_module.modules():
+            for node in getattr(getattr(module, "graph", None), "nodes", ()):
+                node.meta.pop("stack_trace", None)  # it names folders of this machine
         with _quiet():
             torch.export.save(program, file)
             back = torch.export.load(file).module()
