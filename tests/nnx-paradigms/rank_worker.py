@@ -11,7 +11,7 @@ import torch
 from nnx import NNOptimParams, NNTrainParams
 from nnx.distributed import DDP, init_process_group, shutdown
 from nnx.paradigms import moe_objective, simclr_objective, vicreg_objective
-from small_models import X, Y, feed_forward, losses, mixture, numbers
+from small_models import X, Y, feed_forward, losses, mixture, numbers, self_distilled
 from torch.utils.data import DataLoader, TensorDataset
 
 ROWS = 16  # of every joined batch
@@ -23,6 +23,9 @@ def case(name):
         contrast = simclr_objective(temperature=0.3)
         objective = contrast if name == "simclr" else vicreg_objective(invariance=1, variance=1)
         return feed_forward(out=8, dropout=0.0), objective, data
+    if name in ("byol", "dino"):
+        data = TensorDataset(X[:48], X[:48] + 0.1 * numbers(31, 48, 6))
+        return *self_distilled(name), data
     objective = moe_objective(aux_loss_weight=0.5)
     return mixture(experts=6, top_k=1), objective, TensorDataset(X[:48], Y[:48])
 

@@ -12,8 +12,10 @@ from nnx import (
     NNMoEParams,
     NNParams,
     NNTrainParams,
+    build_target_encoder,
     set_seed,
 )
+from nnx.paradigms import byol_objective, dino_objective
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -49,6 +51,16 @@ def mixture(*, experts=4, top_k=2, seed=11) -> NNModel:
     return NNModel(
         net_params=params, params=NNModelParams(net=Nets.FEED_FWD_MOE, loss=Losses.CROSS_ENTROPY)
     )
+
+
+def self_distilled(kind, *, seed=11, momentum=0.9, dropout=0.0):
+    """A net of 8 outputs and its objective, BYOL or DINO."""
+    model = feed_forward(out=8, dropout=dropout, seed=seed)
+    target = build_target_encoder(model.net)
+    if kind == "dino":
+        return model, dino_objective(target, ema_momentum=momentum)
+    model.net._predictor = torch.nn.Linear(8, 8)
+    return model, byol_objective(target, model.net._predictor, ema_momentum=momentum)
 
 
 def training(*tensors, epochs=3, **more) -> NNTrainParams:

@@ -13,6 +13,7 @@ import pytest
 import rank_worker
 
 WORKER = Path(__file__).with_name("rank_worker.py")
+NAMES = ("simclr", "vicreg", "byol", "dino", "moe")
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -24,7 +25,7 @@ def test_the_number_of_processes_changes_nothing(world, tmp_path):
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world),
         "--master-addr", "127.0.0.1", "--master-port", str(port),
-        str(WORKER), "simclr,vicreg,moe", str(tmp_path),
+        str(WORKER), ",".join(NAMES), str(tmp_path),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     done = subprocess.run(
@@ -32,7 +33,7 @@ def test_the_number_of_processes_changes_nothing(world, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-5000:]
     ranks = [json.loads((tmp_path / f"{world}-{r}.json").read_text()) for r in range(world)]
-    for name in ("simclr", "vicreg", "moe"):
+    for name in NAMES:
         alone = rank_worker.train(name, 1, tmp_path)
         for rank in ranks:
             assert rank[name]["losses"] == pytest.approx(alone["losses"], rel=1e-5)

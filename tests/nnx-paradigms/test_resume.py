@@ -12,8 +12,9 @@ from nnx.paradigms import (
     mixup_objective,
     moe_objective,
     simclr_objective,
+    vicreg_objective,
 )
-from small_models import X, Y, feed_forward, losses, mixture, training
+from small_models import X, Y, feed_forward, losses, mixture, self_distilled, training
 
 TEACHER = {"seed": 99, "dropout": 0.0}
 CASES = {
@@ -33,25 +34,35 @@ CASES = {
         (X, Y),
     ),
     "moe": (mixture, moe_objective, (X, Y)),
+    "vicreg": (feed_forward, vicreg_objective, (X, X + 0.1)),
+    "byol": ("byol", None, (X, X + 0.1)),
+    "dino": ("dino", None, (X, X + 0.1)),
 }
+
+
+def start(case, **options):
+    """A model and the objective that trains it."""
+    build, objective, _ = CASES[case]
+    if objective is None:
+        return self_distilled(build, dropout=0.2, **options)
+    return build(**options), objective()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_training_is_the_uninterrupted_one(case):
-    build, objective, data = CASES[case]
+    data = CASES[case][2]
     optim = NNOptimParams.builder().adamw(max_lr=1e-2).accumulate_grad(3).build()
-    whole = build()
-    run = whole.train(
-        training(*data, epochs=4, optim=optim, data_id="whole"), objective=objective()
+    whole, objective = start(case)
+    run = whole.train(training(*data, epochs=4, optim=optim, data_id="whole"), objective=objective)
+    half, objective = start(case)
+    started = half.train(
+        training(*data, epochs=2, optim=optim, data_id="half"), objective=objective
     )
-    started = build().train(
-        training(*data, epochs=2, optim=optim, data_id="half"), objective=objective()
-    )
-    rest = build(seed=5)
+    rest, objective = start(case, seed=5)
     resumed = training(
         *data, epochs=2, optim=optim, resume_from_run_id=started.id, resume_from_checkpoint="last"
     )
-    again = rest.train(resumed, objective=objective())
+    again = rest.train(resumed, objective=objective)
     assert losses(run)[8:] == losses(again)[-8:]
     for name, value in whole.net.state_dict().items():
         assert torch.equal(value, rest.net.state_dict()[name]), name

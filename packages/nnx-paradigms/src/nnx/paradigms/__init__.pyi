@@ -16,10 +16,10 @@ from .experts import FeedFwdMoENN as FeedFwdMoENN
 from .experts import MoELinear as MoELinear
 from .jepa import JEPAObjective as JEPAObjective
 from .jepa import JEPATrainStep as JEPATrainStep
-from .jepa import build_target_encoder as build_target_encoder
+from .targets import build_target_encoder as build_target_encoder
 from .jepa import jepa_objective as jepa_objective
 from .jepa import jepa_train_step_factory as jepa_train_step_factory
-from .jepa import update_ema as update_ema
+from .targets import update_ema as update_ema
 from .masks import BlockMasks as BlockMasks
 from .masks import random_block_mask as random_block_mask
 from .moe import MoEObjective as MoEObjective
@@ -38,5 +38,9 @@ from .averaging import EMA as EMA
 from .averaging import SWA as SWA
 from .averaging import WeightAverage as WeightAverage
 from .vicreg import VICRegObjective as VICRegObjective
-from .vicreg import embedding_metrics as embedding_metrics
+from .collapse import embedding_metrics as embedding_metrics
 from .vicreg import vicreg_objective as vicreg_objective
+from .self_distillation import BYOLObjective as BYOLObjective
+from .self_distillation import DINOObjective as DINOObjective
+from .self_distillation import byol_objective as byol_objective
+from .self_distillation import dino_objective as dino_objective

@@ -1,14 +1,14 @@
-"""VICReg, and what an embedding that collapses looks like."""
+"""VICReg: views that agree, dimensions that vary and say different things."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from nnx.distributed.process import rank_and_world
 from nnx.objectives import LossTerm, Objective, ObjectiveContext, ObjectiveResult
+from nnx.paradigms.collapse import embedding_metrics
 from nnx.paradigms.contrastive import two_views
 from nnx.paradigms.gathering import gather_rows
 from nnx.records import NNEvaluationDataPoint
@@ -67,24 +67,6 @@ class VICRegObjective(Objective):
 def vicreg_objective(**options: Any) -> VICRegObjective:
     """VICReg as an objective; ``options`` are those of :class:`VICRegObjective`."""
     return VICRegObjective(**options)
-
-
-@torch.no_grad()
-def embedding_metrics(embeddings: torch.Tensor) -> Mapping[str, float]:
-    """How much of their space ``embeddings`` (B, D) use.
-
-    ``effective_rank`` is the exponential of the entropy of the covariance's eigenvalues
-    as shares (Roy and Vetterli 2007): 1 when all lie on one line, at most D.
-    ``deviation_mean`` and ``deviation_min`` are over the dimensions' standard deviations,
-    0 where a dimension has collapsed. An embedding without any variance has the rank 0.
-    """
-    wide = embeddings.double() - embeddings.double().mean(dim=0)
-    deviations = wide.square().mean(dim=0).sqrt()
-    values = torch.linalg.eigvalsh(wide.T @ wide).clamp(min=0)
-    shares = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
-    rank = torch.exp(-torch.special.xlogy(shares, shares).sum()) * (values.sum() > 0)
-    numbers = torch.stack((rank, deviations.mean(), deviations.min())).tolist()
-    return dict(zip(("effective_rank", "deviation_mean", "deviation_min"), numbers))
 
 
 def _hinge(z: torch.Tensor) -> torch.Tensor:
