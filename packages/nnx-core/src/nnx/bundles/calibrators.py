@@ -2,7 +2,8 @@
 
 What they calibrate with is the matter of nnx-eval; here is what must be true of any of
 them beside a model: it is categorical, the classes are the model's, and a model id that
-is a fingerprint is the weights'.
+is a fingerprint is the weights'. A whole chain (calibrator, conformal sets, abstention,
+costs) travels in the same way: it names its model and holds its calibrator.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from nnx.bundles.errors import BundleError, BundleIntegrityError
 
 _FORMAT = re.compile(r"nnx\.calibration/\d+")
+_CHAIN = re.compile(r"nnx\.trust-chain/\d+")
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 _CATEGORICAL_LOSSES = ("cross_entropy", "nll")
 
@@ -43,6 +45,19 @@ def check(
     error: type[BundleError] = BundleIntegrityError,
 ) -> dict[str, Any]:
     """The record itself, when it calibrates the checkpoint's model."""
+    if isinstance(record, dict) and _CHAIN.fullmatch(str(record.get("format"))):
+        calibrator = record.get("calibrator")
+        _check_calibrator(calibrator, f"the calibrator of {where}", checkpoint, error)
+        if calibrator["model_id"] != record.get("model_id"):
+            raise error(f"{where} and its calibrator are of different models")
+    else:
+        _check_calibrator(record, where, checkpoint, error)
+    return record
+
+
+def _check_calibrator(
+    record: Any, where: str, checkpoint: Mapping[str, Any], error: type[BundleError]
+) -> None:
     if not isinstance(record, dict) or not _FORMAT.fullmatch(str(record.get("format"))):
         raise error(f"{where} is not the record of a calibrator")
     labels = record.get("labels")
@@ -61,7 +76,6 @@ def check(
     ):
         raise error(f"{where} has no positive temperature")
     _check_model(labels, where, checkpoint, error)
-    return record
 
 
 def _check_model(
@@ -82,7 +96,10 @@ def _check_model(
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What an inspection tells of a calibrator."""
+    """What an inspection tells of a calibrator, or of the one that a chain begins with."""
+    if _CHAIN.fullmatch(record["format"]):
+        links = [name for name in ("conformal", "abstention", "costs") if record.get(name)]
+        return {**summary(record["calibrator"]), "links": links}
     names = ("kind", "labels", "model_id", "temperature", "split")
     return {name: record[name] for name in names if name in record}
 
@@ -106,13 +123,15 @@ def check_fingerprint(records: Mapping[str, Mapping[str, Any]], found: str) -> N
 def build(records: Mapping[str, Mapping[str, Any]]) -> tuple[Any, ...]:
     """The calibrators of checked records; the records themselves where nnx-eval is not there."""
     try:
-        room = importlib.import_module("nnx.calibration")
+        calibrator = importlib.import_module("nnx.calibration").calibrator_from_state
+        chain = importlib.import_module("nnx.decisions").TrustChain.from_state
     except ImportError:
         return tuple(records.values())
     built = []
     for name, record in records.items():
+        read = chain if _CHAIN.fullmatch(record["format"]) else calibrator
         try:
-            built.append(room.calibrator_from_state(record))
+            built.append(read(record))
         except (ValueError, KeyError, TypeError) as error:
             raise BundleIntegrityError(f"{name} is no calibrator: {error}") from error
     return tuple(built)

@@ -41,6 +41,7 @@ def export_bundle(
     or the stem of a ``ModelCheckpoint`` (``"snap_e3"``). A checkpoint with training state
     becomes a ``"resume"`` bundle, one of weights an ``"inference"`` bundle. A bundle that
     is there already is replaced as a whole, and stays until the new one is complete.
+    ``calibrators`` are those of nnx-eval, or whole ``TrustChain`` records.
 
     Raises ``FileNotFoundError`` for an unknown run or checkpoint, ``BundleError`` for a
     folder that is not a bundle's and for a state that is not data, ``ValueError`` for a

@@ -45,7 +45,7 @@ class ReconstructedBundle:
     """A bundle's model, ready to predict; ``resume`` continues its training.
 
     To serve it, keep ``model`` and drop this: it holds the training state in memory.
-    ``calibrators`` are those of nnx-eval, or their records where it is not installed.
+    ``calibrators`` are those of nnx-eval (whole chains too), or their records without it.
     """
 
     model: NNModel

@@ -11,6 +11,8 @@ import typer
 from nnx.cli.options import RunId, RunsFolder, use_quiet, use_runs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nnx.bundles import BundleInfo
 
 bundle = typer.Typer(
@@ -134,7 +136,7 @@ def _show(info: BundleInfo, as_json: bool) -> None:
         "net": _short(info.net_params),
         "transforms": ", ".join(str(t.get("name")) for t in info.transforms) or "-",
         "components": ", ".join(info.components) or "-",
-        "calibrators": ", ".join(str(c.get("kind")) for c in info.calibrators) or "-",
+        "calibrators": ", ".join(map(_calibrator, info.calibrators)) or "-",
         "generation": info.generation,
         "bytes": f"{info.size:,}",
         "checked": "every byte"
@@ -153,6 +155,13 @@ def _state(info: BundleInfo) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return dict(value) if hasattr(value, "keys") else str(value)
+
+
+def _calibrator(told: Mapping[str, Any]) -> str:
+    """``temperature``, or ``temperature (chain with conformal, costs)``."""
+    if "links" not in told:
+        return str(told.get("kind"))
+    return f"{told.get('kind')} (chain with {', '.join(told['links']) or 'nothing else'})"
 
 
 def _short(value: Any) -> str:

@@ -91,6 +91,10 @@ class JobResult:
     def __post_init__(self) -> None:
         object.__setattr__(self, "outcomes", MappingProxyType(dict(self.outcomes)))
 
+    def __repr__(self) -> str:
+        # asyncio.run asks for it twice: not a page for every one of 10,000 questions
+        return f"JobResult({self.status}, {len(self.outcomes)} questions, {self.calls} calls)"
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:

@@ -28,9 +28,10 @@ class Option:
 class Question:
     """The base of :class:`Choice`, :class:`Boolean` and :class:`Score`."""
 
-    __slots__ = ()
+    __slots__ = ("_digest",)
     kind: ClassVar[str] = ""
     prompt: str
+    _digest: str
 
     @property
     def option_ids(self) -> tuple[str, ...]:
@@ -47,8 +48,14 @@ class Question:
 
     def digest(self) -> str:
         """SHA-256 (hex) of the state: another order or wording is another question."""
+        try:
+            return self._digest  # every answer is compared with it, and a question never changes
+        except AttributeError:
+            pass
         text = json.dumps(self.state(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        object.__setattr__(self, "_digest", digest)
+        return digest
 
 
 def _text(where: str, value: Any) -> str:

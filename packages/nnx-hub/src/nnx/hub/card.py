@@ -116,6 +116,9 @@ def _scores(last: Any) -> Iterator[tuple[str, str]]:
 
 
 def _calibrator(record: Mapping[str, Any]) -> str:
+    if isinstance(record.get("calibrator"), Mapping):  # a chain, which begins with one
+        links = [name for name in ("conformal", "abstention", "costs") if record.get(name)]
+        return ", ".join([_calibrator(record["calibrator"]), *links])
     shown = [str(record.get("kind"))]
     if "temperature" in record:
         shown.append(f"temperature {record['temperature']:.6g}")
