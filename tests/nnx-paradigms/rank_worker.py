@@ -10,7 +10,13 @@ from pathlib import Path
 import torch
 from nnx import NNOptimParams, NNTrainParams
 from nnx.distributed import DDP, init_process_group, shutdown
-from nnx.paradigms import moe_objective, simclr_objective, vicreg_objective
+from nnx.paradigms import (
+    EmbeddingProbe,
+    RoutingProbe,
+    moe_objective,
+    simclr_objective,
+    vicreg_objective,
+)
 from small_models import X, Y, feed_forward, losses, mixture, numbers, self_distilled
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -31,20 +37,31 @@ def case(name):
 
 
 def train(name, world, folder):
-    from nnx.distributed import train_loader
+    from nnx.distributed import train_loader, validation_loader
 
     model, objective, data = case(name)
     if world == 1:
         loader = DataLoader(data, batch_size=ROWS)
     else:
         loader = train_loader(data, ROWS // world, shuffle=False)
+    held = TensorDataset(X[24:48], Y[24:48])
+    if world == 1:
+        val_loader = DataLoader(held, batch_size=ROWS)
+    else:
+        val_loader = validation_loader(held, ROWS // world)
+    probe = RoutingProbe() if name == "moe" else EmbeddingProbe(DataLoader(held, batch_size=9))
     optim = NNOptimParams.builder().sgd(max_lr=0.5).build()
-    params = NNTrainParams(n_epochs=2, seed=3, train_loader=loader, optim=optim)
+    params = NNTrainParams(
+        n_epochs=2, seed=3, train_loader=loader, val_loader=val_loader, optim=optim
+    )
     spec = None if world == 1 else DDP(find_unused_parameters=True)
     os.chdir(folder)
-    run = model.train(params, objective=objective, distributed=spec, salt=f"{name} {world}")
+    run = model.train(
+        params, objective=objective, distributed=spec, salt=f"{name} {world}", eval_step_fn=probe
+    )
     weights = {n: v.double().flatten().tolist() for n, v in model.net.state_dict().items()}
-    return {"losses": losses(run), "weights": weights}
+    probed = dict(run.idps[-1].val_edp.metrics)
+    return {"losses": losses(run), "weights": weights, "probed": probed}
 
 
 def main():

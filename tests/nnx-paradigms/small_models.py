@@ -42,11 +42,11 @@ def feed_forward(*, out=3, dropout=0.2, hidden=(16, 8), seed=11) -> NNModel:
     )
 
 
-def mixture(*, experts=4, top_k=2, seed=11) -> NNModel:
+def mixture(*, experts=4, top_k=2, seed=11, capacity=None) -> NNModel:
     set_seed(seed)
     params = NNMoEParams(
         input_dim=6, output_dim=3, hidden_dims=[8], dropout_prob=0.0, num_experts=experts,
-        top_k=top_k, **COMMON,
+        top_k=top_k, capacity_factor=capacity, **COMMON,
     )  # fmt: skip
     return NNModel(
         net_params=params, params=NNModelParams(net=Nets.FEED_FWD_MOE, loss=Losses.CROSS_ENTROPY)

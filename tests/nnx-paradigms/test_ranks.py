@@ -37,5 +37,6 @@ def test_the_number_of_processes_changes_nothing(world, tmp_path):
         alone = rank_worker.train(name, 1, tmp_path)
         for rank in ranks:
             assert rank[name]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+            assert rank[name]["probed"] == pytest.approx(alone["probed"], rel=1e-3)
             for weight, values in alone["weights"].items():
                 assert rank[name]["weights"][weight] == pytest.approx(values, abs=1e-5), weight

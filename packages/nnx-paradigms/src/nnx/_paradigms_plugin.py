@@ -7,6 +7,17 @@ from typing import Any
 
 from nnx.plugins.hookspecs import hookimpl
 
+_METRICS = (
+    "deviation_mean",
+    "deviation_min",
+    "effective_rank",
+    "knn_accuracy",
+    "linear_accuracy",
+    "moe_dead_experts",
+    "moe_dropped",
+    "moe_entropy",
+    "moe_max_load",
+)
 _NAMES = {
     "nnx.paradigms": (
         "FeedFwdMoENN",
@@ -68,3 +79,15 @@ def nnx_objectives() -> Mapping[tuple[str, int], Any]:
 @hookimpl
 def nnx_model_factories() -> Mapping[tuple[str, int], Any]:
     return {("diffusion.mlp", 1): "nnx.diffusion.nets:build"}
+
+
+@hookimpl
+def nnx_transforms() -> Mapping[tuple[str, int], Any]:
+    return {("upcycle", 1): "nnx.paradigms.upcycling:UPCYCLE_OPERATION"}
+
+
+@hookimpl
+def nnx_metrics() -> Mapping[tuple[str, int], Any]:
+    return {
+        (f"paradigms.{name}", 1): f"nnx.paradigms.monitored:{name.upper()}" for name in _METRICS
+    }

@@ -245,11 +245,13 @@ class NNMoEParams(NNParams):
 
     num_experts: int
     top_k: int = 2
+    capacity_factor: float | None = None
 
     _STATE: ClassVar[tuple[StateField, ...]] = (
         *NNParams._STATE,
         always("num_experts"),
         optional("top_k"),
+        optional("capacity_factor"),
     )
 
     def __post_init__(self) -> None:
@@ -257,6 +259,9 @@ class NNMoEParams(NNParams):
         owner = type(self).__name__
         put(self, num_experts=check.count(owner, "num_experts", self.num_experts, at_least=2))
         put(self, top_k=check.count(owner, "top_k", self.top_k, at_most=self.num_experts))
+        if self.capacity_factor is not None:
+            limit = check.real(owner, "capacity_factor", self.capacity_factor, above=0)
+            put(self, capacity_factor=float(limit))
 
 
 def _own_classes() -> dict[Nets, tuple[str, type[NNParams]]]:

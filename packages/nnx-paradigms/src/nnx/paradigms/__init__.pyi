@@ -14,6 +14,9 @@ from .distillation import feature_kd_train_step_factory as feature_kd_train_step
 from .distillation import kd_train_step_factory as kd_train_step_factory
 from .experts import FeedFwdMoENN as FeedFwdMoENN
 from .experts import MoELinear as MoELinear
+from .experts import expert_loads as expert_loads
+from .experts import masked_rows as masked_rows
+from .upcycling import upcycle as upcycle
 from .jepa import JEPAObjective as JEPAObjective
 from .jepa import JEPATrainStep as JEPATrainStep
 from .targets import build_target_encoder as build_target_encoder
@@ -44,3 +47,5 @@ from .self_distillation import BYOLObjective as BYOLObjective
 from .self_distillation import DINOObjective as DINOObjective
 from .self_distillation import byol_objective as byol_objective
 from .self_distillation import dino_objective as dino_objective
+from .probes import EmbeddingProbe as EmbeddingProbe
+from .routing_probe import RoutingProbe as RoutingProbe

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from nnx.objectives import LossTerm, Objective, ObjectiveContext, ObjectiveResult
 from nnx.objectives.supervised import score, single_input, supervised_terms_of
-from nnx.paradigms.experts import MoELinear, Routing
+from nnx.paradigms.experts import MoELinear, Routing, masked_rows
 from nnx.paradigms.gathering import sum_over_ranks
 from nnx.paradigms.imperative import ImperativeStep
 from nnx.prediction.batches import forward_batch
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+METRICS = ("moe_dead_experts", "moe_max_load", "moe_entropy", "moe_dropped")
+
+RowMask = Callable[[Any], torch.Tensor]
+"""A batch to booleans (...): which rows of the layers' inputs are no padding."""
+
+
 def moe_train_step_factory(*, aux_loss_weight: float = 0.01) -> TrainStepFn:
     """:class:`MoEObjective` as a ``train_step_fn`` in full precision.
 
@@ -30,11 +37,18 @@ def moe_train_step_factory(*, aux_loss_weight: float = 0.01) -> TrainStepFn:
 
 
 def moe_objective(
-    *, aux_loss_weight: float = 0.01, z_loss_weight: float = 0.0, nonfinite: str = "fail"
+    *,
+    aux_loss_weight: float = 0.01,
+    z_loss_weight: float = 0.0,
+    row_mask: RowMask | None = None,
+    nonfinite: str = "fail",
 ) -> MoEObjective:
     """Train a mixture of experts; see :class:`MoEObjective`."""
     return MoEObjective(
-        aux_loss_weight=aux_loss_weight, z_loss_weight=z_loss_weight, nonfinite=nonfinite
+        aux_loss_weight=aux_loss_weight,
+        z_loss_weight=z_loss_weight,
+        row_mask=row_mask,
+        nonfinite=nonfinite,
     )
 
 
@@ -48,9 +62,13 @@ class MoEObjective(Objective):
     With ``z_loss_weight`` the term ``"router_z"`` keeps the routers' scores small: the mean
     squared log-normalizer, summed over the layers (Zoph et al. 2022, arXiv:2202.08906).
 
+    ``row_mask(batch)`` says, as booleans, which positions of the layers' inputs are no
+    padding; the others go to no expert and count nowhere (see :func:`masked_rows`).
+
     Records carry ``moe_dead_experts`` (without a row in this batch, over all layers),
     ``moe_max_load`` (the largest share of a layer's assignments times its experts, 1 when
-    even) and ``moe_entropy`` (the mean entropy of the routers, in nats).
+    even), ``moe_entropy`` (the mean entropy of the routers, in nats) and ``moe_dropped``
+    (the share of assignments beyond the experts' capacity).
     """
 
     def __init__(
@@ -58,9 +76,13 @@ class MoEObjective(Objective):
         *,
         aux_loss_weight: float = 0.01,
         z_loss_weight: float = 0.0,
+        row_mask: RowMask | None = None,
         nonfinite: str = "fail",
     ) -> None:
         super().__init__(nonfinite=nonfinite)
+        if row_mask is not None and not callable(row_mask):
+            check.refuse_type("MoEObjective", "row_mask", row_mask, "callable")
+        self.row_mask = row_mask
         self.z_loss_weight = float(
             check.real("MoEObjective", "z_loss_weight", z_loss_weight, at_least=0)
         )
@@ -70,25 +92,24 @@ class MoEObjective(Objective):
 
     def __call__(self, ctx: ObjectiveContext) -> ObjectiveResult:
         single_input(ctx.model, ctx.batch, owner="the mixture of experts")
-        output, target = forward_batch(ctx.model, ctx.batch)
+        net = ctx.model.net
+        mask = None if self.row_mask is None else self.row_mask(ctx.batch)
+        with nullcontext() if mask is None else masked_rows(net, mask):
+            output, target = forward_batch(ctx.model, ctx.batch)
         supervised = score(ctx, output, target)
         terms = supervised_terms_of(supervised)
-        routings = routings_of(ctx.model.net)
+        routings = routings_of(net)
         record = score_batch(ctx.model, supervised, loss=None, extra_metrics=ctx.extra_metrics)
         if routings:
-            terms = (*terms, self._balance(routings))
+            totals = totals_of(routings)
+            sums = [r.balance_sum(counts) for r, (counts, _) in zip(routings, totals)]
+            terms = (*terms, _over_rows("balance", sums, routings, self.aux_loss_weight))
             if self.z_loss_weight:
-                terms = (*terms, self._router_z(routings))
-            metrics = {**record.metrics, **_metrics(routings)}
+                z = [r.z for r in routings]
+                terms = (*terms, _over_rows("router_z", z, routings, self.z_loss_weight))
+            metrics = {**record.metrics, **routing_metrics(totals, [r.entropy for r in routings])}
             record = replace(record, metrics=metrics)
         return ObjectiveResult(terms, record)
-
-    def _balance(self, routings: Sequence[Routing]) -> LossTerm:
-        sums = [r.balance_sum(sum_over_ranks(r.counts)) for r in routings]
-        return _over_rows("balance", sums, routings, self.aux_loss_weight)
-
-    def _router_z(self, routings: Sequence[Routing]) -> LossTerm:
-        return _over_rows("router_z", [r.z for r in routings], routings, self.z_loss_weight)
 
 
 def _over_rows(
@@ -106,12 +127,30 @@ def routings_of(net: nn.Module) -> list[Routing]:
     return [layer.last_routing for layer in layers if layer.last_routing is not None]
 
 
-def _metrics(routings: Sequence[Routing]) -> dict[str, float]:
-    dead = torch.stack([(r.counts == 0).sum() for r in routings]).sum()
-    loads = [r.counts.max() * len(r.counts) / r.counts.sum().clamp(min=1) for r in routings]
-    entropy = torch.stack([r.entropy for r in routings]).mean()
-    values = torch.stack((dead.double(), torch.stack(loads).max().double(), entropy.double()))
-    return dict(zip(("moe_dead_experts", "moe_max_load", "moe_entropy"), values.tolist()))
+def totals_of(routings: Sequence[Routing]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each layer's assignments (E,) and how many were dropped, over all processes."""
+    parts = [torch.cat((r.counts, r.dropped[None])) for r in routings]
+    whole = sum_over_ranks(torch.cat(parts)).split([len(part) for part in parts])
+    return [(part[:-1], part[-1]) for part in whole]
+
+
+def routing_metrics(
+    totals: Sequence[tuple[torch.Tensor, torch.Tensor]], entropies: Sequence[torch.Tensor]
+) -> dict[str, float]:
+    """The named metrics of layers' assignments, in one read."""
+    dead = torch.stack([(counts == 0).sum() for counts, _ in totals]).sum()
+    asked = torch.stack([counts.sum() for counts, _ in totals])
+    most = torch.stack([counts.max() * len(counts) for counts, _ in totals])
+    dropped = torch.stack([lost for _, lost in totals]).sum()
+    values = torch.stack(
+        (
+            dead.double(),
+            (most / asked.clamp(min=1)).max().double(),
+            torch.stack(list(entropies)).mean().double(),
+            dropped.double() / asked.sum().clamp(min=1),
+        )
+    )
+    return dict(zip(METRICS, values.tolist()))
 
 
 def of_config(config: Mapping[str, Any]) -> MoEObjective:
