@@ -166,6 +166,8 @@ class CallbackContext:
         """Ask for a weights-only checkpoint ``<tag>.pt``, written once LAST has committed.
 
         It holds the weights as they are now, whatever a later callback makes of them.
+        With the tag ``"best"`` they are BEST's if the epoch turns out to be the best, and
+        nothing is written otherwise.
         """
         self._deferred[tag] = self._fit.snapshot()
 

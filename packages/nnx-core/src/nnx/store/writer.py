@@ -209,18 +209,21 @@ class RunWriter:
         """Commit the records since the last commit with the state after them.
 
         ``phases`` and BEST share LAST's files. ``deferred`` maps stems to
-        checkpoints that are written as weights alone, after everything else.
+        checkpoints that are written as weights alone, after everything else; one with
+        the stem "best" is the BEST of an epoch that improved, and nothing otherwise.
         ``sharded`` are the files, from :meth:`shard_folder`, of the tensors that
         all these checkpoints refer to. Raises what failed; when that was before
         LAST was published, the history is rolled back and the previous epoch stays
         the last.
         """
         self._begin()
+        deferred = dict(deferred or {})
+        other_best = deferred.pop(BEST, None)
         tags = [LAST, *dict.fromkeys(tag_name(tag) for tag in phases)]
-        if best:
+        if best and other_best is None:
             tags.append(BEST)
         flushes = fs.Flushes()
-        commit = self._point(checkpoint, training_state, tags, flushes, sharded)
+        commit = self._point(checkpoint, training_state, tags, flushes, sharded, improved=best)
         try:
             self._history.commit(flushes)
             with commit:
@@ -238,7 +241,10 @@ class RunWriter:
             if BEST in commit.published:
                 self._best = checkpoint.idp
         self._let_go()
-        self._after(best, deferred or {}, sharded)
+        if best and other_best is not None:
+            self.commit_tag(BEST, other_best, sharded=sharded)
+            self._best = checkpoint.idp
+        self._after(best, deferred, sharded)
         return Committed(commit.generation(LAST), commit.checkpoint_id, checkpoint.idp.epoch_idx)
 
     def refresh_last(
@@ -355,14 +361,17 @@ class RunWriter:
         tags: Sequence[str],
         flushes: fs.Flushes | None = None,
         sharded: Shards | None = None,
+        *,
+        improved: bool = False,
     ) -> Commit:
+        improved = improved or BEST in tags
         return Commit(
             self.paths.checkpoints,
             checkpoint,
             state,
             tags=tags,
             generations=self._generations,
-            about=self._about_best(checkpoint.idp if BEST in tags else self._best),
+            about=self._about_best(checkpoint.idp if improved else self._best),
             flushes=flushes,
             sharded=sharded,
         )
