@@ -23,7 +23,7 @@ from nnx import (
     supervised_objective,
 )
 from nnx.history import HistoryJournal
-from nnx.store.election import best_run_id
+from nnx.store.pointer import best_run_id
 from nnx.store.points import verify_point
 from nnx.store.predictions import load_predictions, save_predictions
 

@@ -11,8 +11,8 @@ from nnx import Callback, Checkpoints, NNCheckpoint, NNRun
 from nnx.history import HistoryJournal, iter_history
 from nnx.store import RunBusyError
 from nnx.store.cleanup import collect
-from nnx.store.election import best_run_id
 from nnx.store.listing import list_runs
+from nnx.store.pointer import best_run_id
 
 JOURNAL = HistoryJournal(retention=2, chunk_size=1)
 

@@ -28,7 +28,7 @@ from nnx import (
     register_metric,
     unregister_metric,
 )
-from nnx.store.election import best_run_id
+from nnx.store.pointer import best_run_id
 from torch.utils.data import DataLoader, TensorDataset
 
 NAN = math.nan

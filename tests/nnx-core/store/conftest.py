@@ -106,8 +106,8 @@ def check_sound():
     from nnx.store import NNCheckpoint, standing
     from nnx.store.cleanup import collect
     from nnx.store.committed import NOTHING, committed_epoch
-    from nnx.store.election import best_run_id, run_names
-    from nnx.store.paths import RunPaths
+    from nnx.store.paths import RunPaths, run_names
+    from nnx.store.pointer import best_run_id
     from nnx.store.points import verify_point, written_tags
     from nnx.store.yamlio import read_yaml
     from nnx.utils.files import is_temporary_name

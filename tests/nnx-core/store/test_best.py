@@ -14,8 +14,9 @@ from nnx.records import NNEvaluationDataPoint as E
 from nnx.records import NNIterationDataPoint
 from nnx.store import NNCheckpoint, NNRun, RunWriter, lease
 from nnx.store.cleanup import collect
-from nnx.store.election import best_run_id, elect, standings
+from nnx.store.election import elect, standings
 from nnx.store.paths import RunPaths
+from nnx.store.pointer import best_run_id
 from nnx.store.standing import grounds, of_record, score
 from nnx.utils import files
 

@@ -8,9 +8,9 @@ import pytest
 from nnx.enums import Checkpoints
 from nnx.store import NNCheckpoint, NNRun, RunBusyError, RunWriter, idps_csv
 from nnx.store.cleanup import collect
-from nnx.store.election import best_run_id
 from nnx.store.lease import remove
 from nnx.store.paths import RunPaths
+from nnx.store.pointer import best_run_id
 
 
 def everything() -> set[str]:

@@ -22,8 +22,8 @@ from nnx.store import NNCheckpoint, NNRun, RunWriter, inherited, lease
 from nnx.store.cleanup import collect
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.dcp import ShardWriter, save_planner
-from nnx.store.election import best_run_id
 from nnx.store.paths import RunPaths
+from nnx.store.pointer import best_run_id
 from nnx.store.points import read_manifest
 from nnx.store.shards import Shards
 from nnx.utils import files

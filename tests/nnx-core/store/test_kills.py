@@ -13,8 +13,8 @@ import torch
 from nnx.store import NNCheckpoint, NNRun, RunBusyError, RunWriter, read_point
 from nnx.store.cleanup import collect
 from nnx.store.committed import committed_epoch
-from nnx.store.election import best_run_id
 from nnx.store.paths import RunPaths
+from nnx.store.pointer import best_run_id
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

@@ -20,9 +20,9 @@ from nnx.params import NNModelParams, NNOptimParams, NNParams, NNTrainParams
 from nnx.provenance import ExperimentManifest
 from nnx.store import NNCheckpoint, NNRun, RunWriter
 from nnx.store.committed import NOTHING, committed_epoch
-from nnx.store.election import best_run_id
 from nnx.store.listing import list_runs
 from nnx.store.paths import RunPaths
+from nnx.store.pointer import best_run_id
 from nnx.store.points import read_manifest, step_is_newer
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -38,9 +38,9 @@ def export(
     """Write a checkpoint of a run as a bundle; one that is there is replaced as a whole."""
     use_runs(runs)
     from nnx.bundles import export_bundle
-    from nnx.store.listing import find_run
+    from nnx.store.pointer import resolve_run_id
 
-    print(_line(export_bundle(find_run(run), folder, checkpoint=checkpoint)))
+    print(_line(export_bundle(resolve_run_id(run), folder, checkpoint=checkpoint)))
 
 
 @bundle.command()

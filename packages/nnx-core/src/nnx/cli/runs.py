@@ -93,7 +93,8 @@ def show(run: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:
     root = use_runs(runs)
     from nnx.store import NNRun
     from nnx.store.display import summary
-    from nnx.store.paths import RunPaths, resolve_run_id
+    from nnx.store.paths import RunPaths
+    from nnx.store.pointer import resolve_run_id
     from nnx.store.points import read_manifest, written_tags
     from nnx.utils.locks import is_held
 
@@ -129,7 +130,8 @@ def verify(run: RunId, runs: RunsFolder = None) -> None:
     """Check every checkpoint of a run against its manifest, and its history; exits 1 on damage."""
     root = use_runs(runs)
     from nnx.cli.app import explain
-    from nnx.store.paths import RunPaths, resolve_run_id
+    from nnx.store.paths import RunPaths
+    from nnx.store.pointer import resolve_run_id
     from nnx.store.points import verify_point, written_tags
 
     id = resolve_run_id(run, root)
@@ -203,14 +205,14 @@ def compare(
     root = use_runs(runs)
     if metric is not None:
         from nnx.plugins.registry import load_reference
-        from nnx.store.paths import resolve_run_id as resolve
+        from nnx.store.pointer import resolve_run_id as resolve
 
         seeds = load_reference("nnx.comparison.commands:compare_seeds")
         seeds(resolve(left, root), resolve(right, root), metric=metric, root=root, as_json=as_json)
         return
     from nnx.provenance import compare as compare_provenance
     from nnx.store import NNRun
-    from nnx.store.paths import resolve_run_id
+    from nnx.store.pointer import resolve_run_id
     from nnx.utils.tables import flatten_dict
 
     ids = resolve_run_id(left, root), resolve_run_id(right, root)
@@ -248,7 +250,8 @@ def best(runs: RunsFolder = None) -> None:
     of those that cannot be compared with them, is told on the error stream.
     """
     root = existing_runs(runs)
-    from nnx.store.election import best_run_id, standings
+    from nnx.store.election import standings
+    from nnx.store.pointer import best_run_id
 
     found = best_run_id(root)
     if found is None:
@@ -275,7 +278,8 @@ def rm(
     """Delete runs; asks first, and refuses one that is being trained."""
     root = use_runs(runs)
     from nnx.store.lease import remove
-    from nnx.store.paths import BEST_POINTER, RunPaths, resolve_run_id
+    from nnx.store.paths import BEST_POINTER, RunPaths
+    from nnx.store.pointer import resolve_run_id
 
     if BEST_POINTER in ids:
         raise ValueError("delete a run by its own id; 'best' is a pointer (`nnx best` prints it)")

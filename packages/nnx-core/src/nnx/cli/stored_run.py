@@ -21,8 +21,8 @@ from nnx.components import ComponentRestoreError
 from nnx.engine.resume import ResumeError
 from nnx.nn_model import NNModel
 from nnx.store.committed import committed_epoch
-from nnx.store.listing import find_run
 from nnx.store.paths import RunPaths
+from nnx.store.pointer import resolve_run_id
 from nnx.store.run import NNRun
 
 
@@ -30,7 +30,7 @@ def predict(
     run: str, data: str, *, checkpoint: str, output: str | None, delimiter: str = ","
 ) -> None:
     """Write a CSV of predictions for each row of ``data``."""
-    run_id = find_run(run)
+    run_id = resolve_run_id(run)
     if output is not None:
         check_output(output, inputs=[data])
     fitted = stored_preparation(run_id)
@@ -50,7 +50,7 @@ def predict(
 
 def resume(run: str, *, epochs: int | None = None, data: str | None = None) -> str:
     """Train on from a run's LAST checkpoint as a new run; its id."""
-    run_id = find_run(run)
+    run_id = resolve_run_id(run)
     job = open_job(run_id, data=data)
     found = NNRun.load(run_id)
     if found.net is None:

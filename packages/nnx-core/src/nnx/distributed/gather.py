@@ -25,10 +25,11 @@ def gather_checkpoint(
     """
     from nnx.store import codec, lease
     from nnx.store.commit import Commit
-    from nnx.store.paths import PointFiles, RunPaths, tag_name
+    from nnx.store.paths import PointFiles, tag_name
+    from nnx.store.pointer import locate_run
     from nnx.store.points import read_point, shards_of
 
-    paths = RunPaths.reading(run_id, root)
+    paths = locate_run(run_id, root)
     source = tag_name(tag)
     target = source if to is None else tag_name(to)
     files = PointFiles(paths.checkpoints, target)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from nnx.records import NNIterationDataPoint
-from nnx.store.manifest import finite, restore
 from nnx.utils import files as fs
 from nnx.utils import validation as check
+from nnx.utils.jsonlike import finite, restore
 
 JOURNAL_FORMAT = "nnx.history-journal"
 VERSION = 1

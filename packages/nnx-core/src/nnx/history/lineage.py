@@ -12,6 +12,7 @@ from nnx.store.committed import checkpoint_record, committed_epoch
 from nnx.store.errors import ResumePointError
 from nnx.store.history_of import iterate_committed, iterate_history
 from nnx.store.paths import BEST_POINTER, RunPaths
+from nnx.store.pointer import locate_run
 from nnx.store.yamlio import read_yaml
 from nnx.utils.caller import warn_caller
 
@@ -26,7 +27,7 @@ def iter_history(
     parent is said with a ``RuntimeWarning``. Raises ``FileNotFoundError`` for an
     unknown run and ``HistoryCorruptionError`` for a damaged history.
     """
-    paths = RunPaths.reading(run_id, root)
+    paths = locate_run(run_id, root)
     if not os.path.isfile(paths.run_yaml):
         raise FileNotFoundError(f"there is no run {paths.id!r} in {paths.root}")
     return _with_parents(paths) if lineage else iterate_history(paths)
@@ -98,7 +99,7 @@ def _prefix(child: RunPaths) -> _Prefix | None:
             f"its lineage starts at itself"
         )
         return None
-    parent = RunPaths.reading(source, child.root)
+    parent = locate_run(source, child.root)
     if not os.path.isfile(parent.run_yaml):
         _warn(f"run {source}, which {child.id} resumed from, is gone; the lineage starts after it")
         return None

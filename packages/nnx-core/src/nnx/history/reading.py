@@ -19,7 +19,7 @@ from nnx.history.journal import (
 )
 from nnx.records import NNIterationDataPoint
 from nnx.store.errors import HistoryCorruptionError
-from nnx.store.manifest import restore
+from nnx.utils.jsonlike import restore
 
 __all__ = ["HistoryCorruptionError", "Journal"]
 

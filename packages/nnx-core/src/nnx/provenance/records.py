@@ -13,7 +13,7 @@ from nnx.params import NNTrainerParams, NNTrainParams
 from nnx.params.base import field_names
 from nnx.provenance.attempts import ATTEMPT_FILE, ATTEMPT_FORMAT, PROVENANCE_FILE, Attempt
 from nnx.provenance.manifest import FORMAT, ExperimentManifest, canonical_bytes
-from nnx.store.paths import RunPaths
+from nnx.store.pointer import locate_run
 from nnx.utils.caller import warn_caller
 
 
@@ -32,7 +32,7 @@ def load_provenance(run_id: str, root: str | None = None) -> ProvenanceRecord | 
     Format and fingerprint are checked. A file that cannot be read is ignored
     with a warning: provenance never keeps a run from loading or resuming.
     """
-    paths = RunPaths.reading(run_id, root)
+    paths = locate_run(run_id, root)
     plan = _read(os.path.join(paths.dir, PROVENANCE_FILE), _plan)
     if plan is None:
         return None

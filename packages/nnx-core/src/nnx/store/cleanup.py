@@ -13,7 +13,17 @@ from nnx.store.commit import drop_old_sidecars, is_complete, remove_point, settl
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.errors import HistoryCorruptionError, ResumePointError, RunBusyError
 from nnx.store.history_of import has_journal, lost_last
-from nnx.store.paths import BEST_POINTER, MARKER, REPLACED, STEP, PointFiles, RunPaths, runs_root
+from nnx.store.paths import (
+    BEST_POINTER,
+    MARKER,
+    REPLACED,
+    STEP,
+    PointFiles,
+    RunPaths,
+    run_names,
+    runs_root,
+)
+from nnx.store.pointer import best_run_id
 from nnx.store.points import step_is_newer, written_tags
 from nnx.utils import files as fs
 from nnx.utils.folders import remove_tree
@@ -51,9 +61,9 @@ def collect(root: str | None = None, *, dry_run: bool = False) -> list[Leftover]
     for name in sorted(os.listdir(folder)):
         if name.startswith(REPLACED):
             done += _end_replacement(RunPaths(folder, name.removeprefix(REPLACED)), dry_run)
-    for name in election.run_names(folder):
+    for name in run_names(folder):
         done += _collect_run(RunPaths(folder, name), dry_run)
-    holder = election.best_run_id(folder)
+    holder = best_run_id(folder)
     if election.elect(folder, incumbent=holder) != holder or _dangles(folder, holder):
         pointer = os.path.join(folder, BEST_POINTER)
         reason = "points to no run" if holder is None else "does not point to the best run"

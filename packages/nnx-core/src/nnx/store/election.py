@@ -6,7 +6,6 @@ that stands before it (:class:`~nnx.store.standing.Standing`); no other.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections import Counter
@@ -14,41 +13,11 @@ from typing import Any
 
 from nnx.store import manifest, standing
 from nnx.store.committed import NOTHING, checkpoint_record, committed_epoch
-from nnx.store.paths import BEST_POINTER, REPLACED, PointFiles, RunPaths, check_run_id, reading_root
+from nnx.store.paths import PointFiles, RunPaths, run_names
+from nnx.store.pointer import best_run_id, point_to
 from nnx.store.standing import BEST, Standing
 from nnx.store.yamlio import read_yaml
-from nnx.utils import files as fs
 from nnx.utils.locks import locked
-
-POINTER_FILE = "POINTER.txt"
-
-
-def best_run_id(root: str | os.PathLike[str] | None = None) -> str | None:
-    """The run that the pointer names, if that run is there."""
-    folder = reading_root(root)
-    pointer = os.path.join(folder, BEST_POINTER)
-    try:
-        if os.path.islink(pointer):
-            target = os.readlink(pointer)
-        elif os.path.isdir(pointer):
-            with open(os.path.join(pointer, POINTER_FILE), encoding="utf-8") as stream:
-                target = stream.read(4096).strip()
-        else:
-            return None
-        name = check_run_id(os.path.basename(target.replace("\\", "/").rstrip("/")))
-    except (OSError, ValueError):
-        return None
-    where = os.path.join(folder, name)
-    if os.path.islink(where) or not os.path.isdir(where):
-        return None
-    beside = target == name  # the pointer as it is written here: it cannot lead elsewhere
-    if not beside and os.path.islink(pointer) and not _same(pointer, where):
-        return None
-    return name
-
-
-def _same(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def claim(paths: RunPaths, own: Standing | None) -> None:
@@ -79,29 +48,29 @@ def consider(paths: RunPaths, *, improved: bool = False) -> None:
         if holder == paths.id and improved:
             return
         if holder is None or holder == paths.id:
-            _point(paths.root, elect(paths.root, incumbent=holder))
+            point_to(paths.root, elect(paths.root, incumbent=holder))
             return
         held = RunPaths(paths.root, holder)
         held_standing = standing.of_run(held)
         if held_standing is None or not eligible(held, thorough=False):
-            _point(paths.root, elect(paths.root, incumbent=holder))
+            point_to(paths.root, elect(paths.root, incumbent=holder))
             return
         own = standing.of_run(paths)
         if own is not None and own.beats(held_standing) and eligible(paths):
-            _point(paths.root, paths.id)
+            point_to(paths.root, paths.id)
 
 
 def leave(paths: RunPaths) -> None:
     """Elect another run if this one, about to be removed, holds the pointer."""
     with locked(paths.best_lock):
         if best_run_id(paths.root) == paths.id:
-            _point(paths.root, elect(paths.root, without=paths.id))
+            point_to(paths.root, elect(paths.root, without=paths.id))
 
 
 def repair(root: str) -> None:
     """Point to the best run there is, or to none."""
     with locked(os.path.join(root, ".best.lock")):
-        _point(root, elect(root, incumbent=best_run_id(root)))
+        point_to(root, elect(root, incumbent=best_run_id(root)))
 
 
 def elect(root: str, *, without: str | None = None, incumbent: str | None = None) -> str | None:
@@ -133,23 +102,6 @@ def standings(root: str) -> dict[str, Standing]:
     """What each run's BEST is worth, by id; a run without one is left out."""
     found = ((name, standing.of_run(RunPaths(root, name))) for name in run_names(root))
     return {name: one for name, one in found if one is not None}
-
-
-def run_names(root: str) -> list[str]:
-    """The run directories under a root, sorted; links, files and hidden names are none."""
-    try:
-        with os.scandir(root) as entries:
-            return sorted(
-                {
-                    e.name.removeprefix(REPLACED)
-                    for e in entries
-                    if e.name != BEST_POINTER
-                    and (e.name.startswith(REPLACED) or not e.name.startswith("."))
-                    and e.is_dir(follow_symlinks=False)
-                }
-            )
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def eligible(paths: RunPaths, *, thorough: bool = True) -> bool:
@@ -204,44 +156,3 @@ def _still_eligible(paths: RunPaths) -> bool:
         return False
     _seen[where] = (stamps, value)
     return True
-
-
-def _point(root: str, run_id: str | None) -> None:
-    if run_id == best_run_id(root) and run_id is not None:
-        return
-    pointer = os.path.join(root, BEST_POINTER)
-    if run_id is None:
-        _remove(pointer)
-        return
-    temporary = fs.temporary_name(pointer)
-    try:
-        fs.disk.symlink(run_id, temporary)
-    except (OSError, NotImplementedError):
-        _point_by_file(pointer, os.path.join(root, run_id))
-        return
-    try:
-        if os.path.isdir(pointer) and not os.path.islink(pointer):
-            _remove(pointer)
-        fs.disk.replace(temporary, pointer)
-    except BaseException:
-        fs.remove_quietly(temporary)
-        raise
-
-
-def _point_by_file(pointer: str, target: str) -> None:
-    """Where symbolic links cannot be made: a directory that holds the path."""
-    if os.path.islink(pointer):
-        fs.disk.unlink(pointer)
-    if not os.path.isdir(pointer):
-        fs.disk.mkdir(pointer)
-    with fs.atomic_write(os.path.join(pointer, POINTER_FILE)) as stream:
-        stream.write(target.replace(os.sep, "/") + "\n")
-
-
-def _remove(pointer: str) -> None:
-    if os.path.islink(pointer):
-        fs.disk.unlink(pointer)
-    elif os.path.isdir(pointer):
-        with contextlib.suppress(FileNotFoundError):
-            fs.disk.unlink(os.path.join(pointer, POINTER_FILE))
-        fs.disk.rmdir(pointer)

@@ -14,6 +14,7 @@ from nnx.store.commit import publish_staged, remove_point
 from nnx.store.committed import checkpoint_record
 from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import PointFiles, RunPaths
+from nnx.store.pointer import locate_run
 from nnx.store.points import listed, verify_point
 from nnx.store.yamlio import read_yaml
 from nnx.utils import files as fs
@@ -49,7 +50,7 @@ def find(
     ``None`` where there is no BEST. Raises ``ResumePointError``, whose message says
     why, for one that is newer than ``until``, damaged, or measured by other means.
     """
-    paths = RunPaths.reading(source, root)
+    paths = locate_run(source, root)
     what = f"the BEST checkpoint of run {paths.id}"
     state = checkpoint_record(paths, standing.BEST)
     if state is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,18 +11,17 @@ from typing import Any
 
 from nnx.records import NNIterationDataPoint
 from nnx.store import manifest, standing
-from nnx.store.election import best_run_id, run_names
 from nnx.store.errors import ResumePointError
 from nnx.store.history_of import iterate_committed
 from nnx.store.paths import (
-    BEST_POINTER,
     LAST,
     PointFiles,
     RunPaths,
-    check_name,
     reading_root,
+    run_names,
     settled,
 )
+from nnx.store.pointer import best_run_id
 from nnx.store.yamlio import read_yaml
 from nnx.utils.locks import is_held
 
@@ -55,44 +53,6 @@ def list_runs(root: str | None = None) -> Iterator[RunRow]:
         row = settled(partial(RunPaths.seen, folder, name), partial(_row_of, holder=holder))
         if row is not None:
             yield row
-
-
-def find_run(prefix: str, root: str | os.PathLike[str] | None = None) -> str:
-    """The run that an id, a unique beginning of one, or ``best`` names.
-
-    ``FileNotFoundError`` when there is none, ``ValueError`` when the beginning
-    is ambiguous; both say what is there.
-    """
-    if prefix == BEST_POINTER:
-        return RunPaths.reading(prefix, root).id
-    check_name(prefix, "the run id")
-    folder = reading_root(root)
-    names = [n for n in run_names(folder) if os.path.exists(RunPaths.seen(folder, n).run_yaml)]
-    if prefix in names:
-        return prefix
-    found = [name for name in names if name.startswith(prefix)]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        _refuse_unfinished(folder, prefix)
-    if found:
-        shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-        raise ValueError(f"{prefix!r} is the beginning of {len(found)} runs: {shown}")
-    if not names:
-        raise FileNotFoundError(f"there is no run {prefix!r} in {folder}, nor any other run")
-    command = "nnx runs" if folder == "runs" else f"nnx runs --runs {shlex.quote(folder)}"
-    raise FileNotFoundError(
-        f"there is no run {prefix!r} in {folder}; `{command}` lists the {len(names)} that are there"
-    )
-
-
-def _refuse_unfinished(folder: str, prefix: str) -> None:
-    """Say so where the name is that of a directory without a ``run.yaml``."""
-    for name in run_names(folder):
-        if name.startswith(prefix):
-            raise FileNotFoundError(
-                f"{RunPaths(folder, name).dir} is no run that can be read: it has no run.yaml"
-            )
 
 
 def about(config: Mapping[str, Any], *, val_loader: Any = None) -> dict[str, Any]:

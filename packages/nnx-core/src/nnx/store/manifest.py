@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from nnx.store.errors import ResumePointError
 from nnx.store.paths import LAST, PointFiles
+from nnx.utils.jsonlike import finite, restore
 
 FORMAT = "nnx.resume-point"
 VERSION = 1
@@ -110,25 +110,3 @@ def follows_last(files: PointFiles, staged: Mapping[str, Any]) -> bool:
     except ResumePointError:
         return False
     return last is not None and last["checkpoint_id"] == staged["checkpoint_id"]
-
-
-def finite(value: Any) -> Any:
-    """``value`` for strict JSON: a non-finite float becomes ``{"$float": "nan"}``."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(value)}
-    if isinstance(value, Mapping):
-        return {str(k): finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
-    return value
-
-
-def restore(value: Any) -> Any:
-    """The inverse of :func:`finite`."""
-    if isinstance(value, dict):
-        if value.keys() == {"$float"}:
-            return float(value["$float"])
-        return {k: restore(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [restore(v) for v in value]
-    return value

@@ -49,6 +49,23 @@ def reading_root(root: str | os.PathLike[str] | None, name: str | None = None) -
     return inside if names and not here else folder
 
 
+def run_names(root: str) -> list[str]:
+    """The run directories under a root, sorted; links, files and hidden names are none."""
+    try:
+        with os.scandir(root) as entries:
+            return sorted(
+                {
+                    e.name.removeprefix(REPLACED)
+                    for e in entries
+                    if e.name != BEST_POINTER
+                    and (e.name.startswith(REPLACED) or not e.name.startswith("."))
+                    and e.is_dir(follow_symlinks=False)
+                }
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def check_name(name: object, what: str) -> str:
     """``name`` if it is one plain path component; ``ValueError`` says why not."""
     if not isinstance(name, str):
@@ -74,17 +91,6 @@ def check_run_id(run_id: object) -> str:
     return name
 
 
-def resolve_run_id(text: str, root: str | os.PathLike[str] | None = None) -> str:
-    """The run that an id, the unique beginning of one, or ``"best"`` names.
-
-    ``FileNotFoundError`` when there is none, ``ValueError`` naming the
-    candidates when the beginning is ambiguous.
-    """
-    from nnx.store.listing import find_run
-
-    return find_run(text, root)
-
-
 def tag_name(tag: Enum | str) -> str:
     """The file stem of a checkpoint tag: a ``Checkpoints`` member or a custom stem."""
     name = tag.value if isinstance(tag, Enum) else tag
@@ -106,25 +112,6 @@ class RunPaths:
     def of(cls, run_id: object, root: str | os.PathLike[str] | None = None) -> RunPaths:
         """Paths of a run to write or read; the id is checked, nothing is touched."""
         return cls(runs_root(root), check_run_id(run_id))
-
-    @classmethod
-    def reading(cls, run_id: object, root: str | os.PathLike[str] | None = None) -> RunPaths:
-        """Like :meth:`of`, and ``"best"`` follows the pointer to the best run.
-
-        ``root`` may also be the folder that holds ``runs``, or the run's own.
-        """
-        if run_id == BEST_POINTER:
-            from nnx.store.election import best_run_id
-
-            found = best_run_id(root)
-            if found is None:
-                raise FileNotFoundError(
-                    f"there is no best run in {reading_root(root)}: no run has a committed "
-                    f"BEST checkpoint that can be compared"
-                )
-            run_id = found
-        name = check_run_id(run_id)
-        return cls.seen(reading_root(root, name), name)
 
     @classmethod
     def seen(cls, root: str, name: str) -> RunPaths:

@@ -13,6 +13,7 @@ from nnx.store import codec, manifest, names
 from nnx.store.checkpoint import NNCheckpoint, read_checkpoint
 from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, settled, tag_name
+from nnx.store.pointer import locate_run
 from nnx.store.shards import INDEX, SHARD_FILE
 from nnx.utils.files import sha256_of, side_by_side
 from nnx.utils.locks import locked
@@ -75,7 +76,7 @@ def read_point(
     """
     name = tag_name(tag)
     return settled(
-        lambda: RunPaths.reading(run_id, root),
+        lambda: locate_run(run_id, root),
         lambda paths: _read_point(
             paths, name, map_location, whole=whole, with_state=with_state, mapped=mapped
         ),
@@ -163,13 +164,13 @@ def load_point(
         with _reading(files):
             return _load(files, map_location, with_state=with_state)
 
-    return settled(lambda: RunPaths.reading(run_id, root), look)
+    return settled(lambda: locate_run(run_id, root), look)
 
 
 def read_manifest(run_id: str, tag: Enum | str, root: str | None = None) -> dict[str, Any] | None:
     """The manifest of a tag, or ``None``; reads no checkpoint."""
     return settled(
-        lambda: RunPaths.reading(run_id, root),
+        lambda: locate_run(run_id, root),
         lambda paths: manifest.locate(PointFiles(paths.checkpoints, tag_name(tag))).manifest,
     )
 
@@ -184,7 +185,7 @@ def verify_point(run_id: str, tag: Enum | str, root: str | None = None) -> dict[
         with _reading(files):
             return _verify(files)
 
-    return settled(lambda: RunPaths.reading(run_id, root), look)
+    return settled(lambda: locate_run(run_id, root), look)
 
 
 def written_tags(paths: RunPaths) -> list[str]:

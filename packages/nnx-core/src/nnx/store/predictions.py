@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nnx.store.paths import RunPaths, check_name
+from nnx.store.paths import check_name
+from nnx.store.pointer import locate_run
 from nnx.utils.files import atomic_write
 from nnx.utils.folders import make_folder
 
@@ -46,7 +47,7 @@ def save_predictions(
     Raises ``FileNotFoundError`` for a run that does not exist and ``ValueError``
     for unequal lengths or a split that is not a plain name.
     """
-    paths = RunPaths.reading(run_id, root)
+    paths = locate_run(run_id, root)
     if not paths.exists():
         raise FileNotFoundError(f"there is no run {run_id!r} to keep predictions with")
     check_name(split, "split")
@@ -68,7 +69,7 @@ def save_predictions(
 
 def load_predictions(run_id: str, root: str | None = None) -> list[StoredPredictions]:
     """Every split stored with a run, by name; empty when there is none."""
-    folder = os.path.join(RunPaths.reading(run_id, root).dir, "predictions")
+    folder = os.path.join(locate_run(run_id, root).dir, "predictions")
     if not os.path.isdir(folder):
         return []
     found = []

@@ -12,7 +12,7 @@ from typing import Any
 
 from nnx.plugins import manager
 from nnx.plugins.hookspecs import GROUP
-from nnx.store.paths import RunPaths
+from nnx.store.pointer import locate_run
 
 KEY = "plugins"
 _CORE = f"{GROUP}-core"
@@ -43,7 +43,7 @@ def remember_of(run_id: str, root: str | None = None) -> None:
     """The same for a run on disk; nothing when there is no such run."""
     from nnx.store.run import read_metadata
 
-    paths = RunPaths.reading(run_id, root)
+    paths = locate_run(run_id, root)
     if os.path.isfile(paths.metadata):
         remember(paths.id, read_metadata(paths))
 

@@ -22,7 +22,8 @@ from nnx.records import NNIterationDataPoint, ResumeStatus
 from nnx.store import election, idps_csv, lease, providers
 from nnx.store.errors import RunBusyError
 from nnx.store.history_of import has_journal, read_history
-from nnx.store.paths import RunPaths, check_run_id, reading_root, runs_root, settled
+from nnx.store.paths import RunPaths, check_run_id, reading_root, run_names, runs_root, settled
+from nnx.store.pointer import locate_run
 from nnx.store.yamlio import read_yaml, write_yaml
 from nnx.utils import validation as check
 from nnx.utils.caller import warn_caller
@@ -127,7 +128,7 @@ class NNRun:
         Loads no torch and no checkpoint. History newer than LAST was never
         committed and is left out; an empty or damaged LAST is refused.
         """
-        return settled(lambda: RunPaths.reading(id, root), _load)
+        return settled(lambda: locate_run(id, root), _load)
 
     @staticmethod
     def all(root: str | None = None) -> list[NNRun]:
@@ -139,7 +140,7 @@ class NNRun:
         """
         runs = []
         folder = reading_root(root)
-        for name in election.run_names(folder):
+        for name in run_names(folder):
             try:
                 runs += settled(partial(RunPaths.seen, folder, name), _read_if_any)
             except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
@@ -345,6 +346,6 @@ def _nearby(root: str, wanted: str) -> str:
     """A hint at ids that begin or look alike."""
     from difflib import get_close_matches
 
-    names = election.run_names(root)
+    names = run_names(root)
     close = [n for n in names if n.startswith(wanted)][:3] or get_close_matches(wanted, names, n=3)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

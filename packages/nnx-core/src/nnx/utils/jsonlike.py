@@ -130,6 +130,28 @@ def canonical(value: Any) -> bytes:
     ).encode("utf-8", "surrogatepass")
 
 
+def finite(value: Any) -> Any:
+    """``value`` for strict JSON: a non-finite float becomes ``{"$float": "nan"}``."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if isinstance(value, Mapping):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return value
+
+
+def restore(value: Any) -> Any:
+    """The inverse of :func:`finite`."""
+    if isinstance(value, dict):
+        if value.keys() == {"$float"}:
+            return float(value["$float"])
+        return {k: restore(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [restore(v) for v in value]
+    return value
+
+
 def _freeze(value: Any, where: str, parents: tuple[int, ...]) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value

@@ -29,7 +29,7 @@ def bench(
     from nnx.benchmarking import benchmark_run
     from nnx.cli.screen import table
     from nnx.params import CompileSpec
-    from nnx.store.paths import resolve_run_id
+    from nnx.store.pointer import resolve_run_id
 
     root = use_runs(runs)
     found = benchmark_run(

@@ -21,7 +21,7 @@ from nnx.enums import Nets
 from nnx.nn_model import NNModel
 from nnx.params import CompileSpec
 from nnx.store import NNCheckpoint
-from nnx.store.paths import RunPaths
+from nnx.store.pointer import locate_run
 from nnx.utils import validation as check
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -88,7 +88,7 @@ def benchmark_run(
     sizes = tuple(check.count("benchmark_run", "batch_sizes", size) for size in batch_sizes)
     if not sizes:
         raise ValueError("batch_sizes must name one size or more")
-    id = RunPaths.reading(run_id, root).id
+    id = locate_run(run_id, root).id
     tag: Any = checkpoint  # or a stem of one's own
     stored = NNCheckpoint.load(id, tag, root)
     if stored is None:

@@ -16,8 +16,7 @@ from nnx.comparison.significance import (
     t_interval,
     wilcoxon,
 )
-from nnx.store.election import run_names
-from nnx.store.paths import RunPaths
+from nnx.store.paths import RunPaths, run_names
 
 PAIRING = "equal seeds of stored runs"
 _LOWER_IS_BETTER = ("loss", "error")

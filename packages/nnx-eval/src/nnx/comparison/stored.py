@@ -15,6 +15,7 @@ from nnx.provenance.records import ProvenanceRecord
 from nnx.records import NNIterationDataPoint, ResumeStatus
 from nnx.store.history_of import iterate_committed
 from nnx.store.paths import BEST_POINTER, RunPaths
+from nnx.store.pointer import locate_run
 from nnx.store.run import NNRun, from_file, read_metadata
 
 
@@ -34,7 +35,7 @@ class StoredRun:
         if run_id == BEST_POINTER:
             raise ComparisonError("'best' may name another run tomorrow; name the run itself")
         try:
-            paths = RunPaths.reading(run_id, root)
+            paths = locate_run(run_id, root)
             if not os.path.isfile(paths.run_yaml):
                 raise ComparisonError(f"there is no run {run_id!r} in {paths.root}")
             resume = read_metadata(paths).get("resume")

@@ -38,10 +38,10 @@ def calibrate(
     from nnx.calibration import RowSet, choose_calibrator, fit_calibrator
     from nnx.cli.stored_run import open_job
     from nnx.decisions.chain import TrustChain
-    from nnx.store.listing import find_run
+    from nnx.store.pointer import resolve_run_id
 
     use_runs(runs)
-    run_id = find_run(run)
+    run_id = resolve_run_id(run)
     job = open_job(run_id, data=data)
     labels = _labels(run_id, job.preparation)
     rows = {"train": RowSet.of(_inputs(job.preparation, job.table)[list(job.split.train)])}
@@ -99,12 +99,12 @@ def decide(
     from nnx.cli.stored_run import open_job, stored_preparation
     from nnx.cli.table import TableError, read_table
     from nnx.decisions.chain import TrustChain
-    from nnx.store.listing import find_run
+    from nnx.store.pointer import resolve_run_id
 
     use_runs(runs)
     if output is not None:
         check_output(output, inputs=[data])
-    run_id = find_run(run)
+    run_id = resolve_run_id(run)
     if not _file(run_id).exists():
         raise FileNotFoundError(
             f"run {run_id} is not calibrated; `{again(f'nnx calibrate {run_id[:8]}')}` does it"

@@ -37,8 +37,8 @@ from nnx.params import (
     TaskSpec,
 )
 from nnx.prediction.batches import inference_context
-from nnx.store.listing import find_run
 from nnx.store.paths import RunPaths
+from nnx.store.pointer import resolve_run_id
 from nnx.store.predictions import save_predictions
 from nnx.store.run import NNRun
 from nnx.utils.files import atomic_write
@@ -280,7 +280,7 @@ def predict_with(
     output: str | None,
 ) -> None:
     """Write a CSV of predictions for each node, or for each row of ``pairs``."""
-    run_id = find_run(run)
+    run_id = resolve_run_id(run)
     source, stored = _stored(run_id)
     if (nodes is None) != (edges is None):
         raise ValueError("give both NODES.csv and EDGES.csv, or neither")
@@ -310,7 +310,7 @@ def predict_with(
 
 def resume_run(run: str, *, epochs: int | None = None) -> str:
     """Train on from a run's LAST checkpoint as a new run; its id."""
-    run_id = find_run(run)
+    run_id = resolve_run_id(run)
     source, stored = _stored(run_id)
     job = _same_data(run_id, source, stored)
     found = NNRun.load(run_id)

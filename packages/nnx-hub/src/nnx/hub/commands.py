@@ -34,10 +34,10 @@ def push(
     """Publish a training, which continues elsewhere exactly where it stands."""
     use_runs(runs)
     from nnx.hub import push_run
-    from nnx.store.listing import find_run
+    from nnx.store.pointer import resolve_run_id
 
     done = push_run(
-        find_run(run), repository, checkpoint=checkpoint, branch=branch,
+        resolve_run_id(run), repository, checkpoint=checkpoint, branch=branch,
         private=private or None, create_pr=pull_request or None,
     )  # fmt: skip
     print(f"{repository}: {done.pr_url or done.oid}")
@@ -74,10 +74,10 @@ def export(
     """Write a run's model for another runtime, and check that it gives the same."""
     use_runs(runs)
     from nnx import NNModel
-    from nnx.store.listing import find_run
+    from nnx.store.pointer import resolve_run_id
     from nnx.store.points import read_point
 
-    run_id = find_run(run)
+    run_id = resolve_run_id(run)
     model = NNModel.from_checkpoint(read_point(run_id, checkpoint, with_state=False).checkpoint)
     target = path or f"{run_id[:12]}.{to}"
     options: dict[str, Any] = {"dynamo": True} if dynamo else {}

@@ -64,14 +64,14 @@ def train(
     Example: nnx lm train docs --layers 4 --width 192
     """
     from nnx.lm.text_run import TextTraining, resume_text, train_text
-    from nnx.store.listing import find_run
+    from nnx.store.pointer import resolve_run_id
 
     use_runs(runs)
     use_quiet(quiet)
     if resume is not None:
         if files:
             raise typer.BadParameter("a resumed run knows its text: give FILES or --resume")
-        _, run = resume_text(find_run(resume))
+        _, run = resume_text(resolve_run_id(resume))
     else:
         if not files:
             raise typer.BadParameter("name text files or folders, or a run to --resume")
@@ -147,11 +147,11 @@ def chat(
 def _model(run: str, runs: str | None, checkpoint: str):  # type: ignore[no-untyped-def]
     from nnx.enums import Checkpoints
     from nnx.lm.model import GenerativeNNModel
-    from nnx.store.listing import find_run
+    from nnx.store.pointer import resolve_run_id
     from nnx.utils import validation as check
 
     use_runs(runs)
-    id = find_run(run)
+    id = resolve_run_id(run)
     known = [point.value for point in Checkpoints]
     point = Checkpoints(check.choice("nnx lm", "checkpoint", checkpoint, known))
     model = GenerativeNNModel.from_run(id, point)

@@ -26,13 +26,13 @@ def report(
     checkpoint integrity, environment. Open it in any browser; it needs no
     network. Example: nnx report best 3f2a -o compared.html
     """
-    from nnx.store.listing import find_run
+    from nnx.store.pointer import resolve_run_id
     from nnx.viz.report import write_report
 
     use_runs(runs)
     check_output(output)
     _refuse_to_replace_other_files(output)
-    path = write_report([find_run(name) for name in run], output, title=title)
+    path = write_report([resolve_run_id(name) for name in run], output, title=title)
     print(f"Report written to {path}")
 
 
@@ -58,8 +58,8 @@ def watch(
     Reads the committed history only; the training process does not notice.
     Example: nnx watch 3f2a --interval 5
     """
-    from nnx.store.listing import find_run
+    from nnx.store.pointer import resolve_run_id
     from nnx.viz.watch import watch as follow
 
     use_runs(runs)
-    follow(find_run(run), interval=interval, once=once)
+    follow(resolve_run_id(run), interval=interval, once=once)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nnx.store.paths import RunPaths
+from nnx.store.pointer import locate_run
 from nnx.store.run import NNRun
 from nnx.utils.locks import is_held
 
@@ -41,7 +42,7 @@ def snapshot(run_id: str, root: str | None = None) -> Snapshot:
     """Read a run's committed history; ``FileNotFoundError`` for a run that is not there."""
     from nnx.viz.report.reading import view_of
 
-    paths = RunPaths.reading(run_id, root)
+    paths = locate_run(run_id, root)
     training = is_held(paths.lease)
     run = _load(paths, root, training)
     if run is None:
@@ -114,7 +115,7 @@ def watch(
 
 def _stamp(run_id: str, root: str | None) -> Any:
     """Changes whenever the run commits, starts or ends."""
-    paths = RunPaths.reading(run_id, root)
+    paths = locate_run(run_id, root)
     stats: list[tuple[int, int, int] | None] = []
     for path in (paths.checkpoint("last"), paths.metadata):
         try:

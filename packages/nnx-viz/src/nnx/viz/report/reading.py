@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnx.history import iter_history
 from nnx.store.paths import RunPaths
+from nnx.store.pointer import locate_run
 from nnx.store.points import verify_point, written_tags
 from nnx.store.predictions import StoredPredictions, load_predictions
 from nnx.store.run import NNRun, read_metadata
@@ -86,7 +87,7 @@ class RunView:
 def read_run(run_id: str, root: str | None = None) -> RunView:
     """Read one run; raises what ``NNRun.load`` raises for one that is not there."""
     run = NNRun.load(run_id, root=root)
-    paths = RunPaths.reading(run.id, root)
+    paths = locate_run(run.id, root)
     records = list(iter_history(run.id, root=root)) if run.history else list(run.idps or [])
     return view_of(
         run,
