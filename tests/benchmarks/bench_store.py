@@ -192,7 +192,7 @@ def bench_million_records() -> Iterator[Row]:
 
 
 def write_journal(path: str, count: int) -> None:
-    from nnx.history.journal import JournalWriter
+    from nnx.history.writing import JournalWriter
 
     writer, batches = JournalWriter(path, HistoryJournal()), 1000
     os.makedirs(path)

@@ -496,7 +496,7 @@ def test_a_resumed_journal_continues_its_parent(kit):
 
 
 def test_full_readers_of_one_round_share_one_read_only_history(kit, monkeypatch):
-    from nnx.history.journal import JournalWriter
+    from nnx.history.writing import JournalWriter
 
     reads, plain = [], JournalWriter.everything
     monkeypatch.setattr(JournalWriter, "everything", lambda self: reads.append(1) or plain(self))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnx.history import HistoryCorruptionError, HistoryJournal, iter_history
-from nnx.history.journal import JournalWriter
 from nnx.history.reading import Journal
+from nnx.history.writing import JournalWriter
 from nnx.store import NNRun, RunWriter
 from nnx.utils.files import Flushes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from nnx.engine.session import FitSession
 from nnx.engine.training_state import NetBefore
 from nnx.models import state_topology
 from nnx.seeding import set_seed
-from nnx.store.paths import runs_root
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
@@ -51,7 +49,7 @@ def fit(request: FitRequest) -> NNRun:
                 session.close()
             run = writer.finish()
     if ranks.is_writer:
-        print(f"Run saved to {_display_path(run.id)}")
+        print(f"Run saved to {run.display_path()}")
     return run
 
 
@@ -119,12 +117,3 @@ def _end(session: FitSession) -> None:
     session.hooks.end()
     if hooked and not session.discarded:
         commit.refresh_last(session, before=before)
-
-
-def _display_path(run_id: str) -> str:
-    """Where the run is, without an absolute prefix and with the same separators everywhere."""
-    folder = runs_root(None)
-    if os.path.isabs(folder):
-        inside = os.path.relpath(folder)
-        folder = os.path.basename(folder) if inside.startswith(os.pardir) else inside
-    return f"{folder}/{run_id}".replace(os.sep, "/")

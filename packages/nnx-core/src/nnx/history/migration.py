@@ -6,8 +6,9 @@ import csv
 import itertools
 import os
 
-from nnx.history.journal import HistoryJournal, JournalWriter, line
+from nnx.history.journal import HistoryJournal, line
 from nnx.history.reading import Journal
+from nnx.history.writing import JournalWriter
 from nnx.store import idps_csv, lease
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.errors import HistoryCorruptionError, RunBusyError

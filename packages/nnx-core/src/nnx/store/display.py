@@ -5,18 +5,30 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nnx.plugins import manager
+from nnx.records import NNIterationDataPoint, ResumeStatus
 from nnx.utils.tables import flatten_dict, print_table
-
-if TYPE_CHECKING:
-    from nnx.store.run import NNRun
 
 RENDERER = "run.html"
 
 
-def summary(run: NNRun) -> dict[str, Any]:
+class Shown(Protocol):
+    """What is shown of an ``NNRun``."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def idps(self) -> list[NNIterationDataPoint] | None: ...
+    @property
+    def history(self) -> str | None: ...
+    @property
+    def resume_status(self) -> ResumeStatus | None: ...
+    def state(self) -> dict[str, Any]: ...
+
+
+def summary(run: Shown) -> dict[str, Any]:
     """What there is to say of a run: its configuration and its last epoch."""
     rows: dict[str, Any] = _shown(run.state())
     idps = run.idps or []
@@ -36,14 +48,14 @@ def summary(run: NNRun) -> dict[str, Any]:
     return rows
 
 
-def as_text(run: NNRun) -> str:
+def as_text(run: Shown) -> str:
     """A two-column table."""
     out = io.StringIO()
     print_table(summary(run), header=False, title=f"Run {run.id}", file=out)
     return out.getvalue().rstrip("\n")
 
 
-def as_html(run: NNRun) -> str:
+def as_html(run: Shown) -> str:
     """A table, and the chart of an installed renderer below it."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{escape(str(key))}</th>"
@@ -53,7 +65,7 @@ def as_html(run: NNRun) -> str:
     return f"<table><caption>Run {escape(run.id)}</caption>{rows}</table>{_chart(run)}"
 
 
-def _chart(run: NNRun) -> str:
+def _chart(run: Shown) -> str:
     renderers = manager.registry("renderer")
     if (RENDERER, 1) not in renderers:
         return ""

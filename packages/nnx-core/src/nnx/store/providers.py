@@ -12,6 +12,7 @@ from typing import Any
 
 from nnx.plugins import manager
 from nnx.plugins.hookspecs import GROUP
+from nnx.store.metadata import read_metadata
 from nnx.store.pointer import locate_run
 
 KEY = "plugins"
@@ -41,8 +42,6 @@ def remember(run_id: str, metadata: Mapping[str, Any]) -> None:
 
 def remember_of(run_id: str, root: str | None = None) -> None:
     """The same for a run on disk; nothing when there is no such run."""
-    from nnx.store.run import read_metadata
-
     paths = locate_run(run_id, root)
     if os.path.isfile(paths.metadata):
         remember(paths.id, read_metadata(paths))

@@ -19,9 +19,10 @@ from nnx.params import (
     run_state,
 )
 from nnx.records import NNIterationDataPoint, ResumeStatus
-from nnx.store import election, idps_csv, lease, providers
+from nnx.store import display, election, idps_csv, lease, providers
 from nnx.store.errors import RunBusyError
 from nnx.store.history_of import has_journal, read_history
+from nnx.store.metadata import read_metadata, told
 from nnx.store.paths import RunPaths, check_run_id, reading_root, run_names, runs_root, settled
 from nnx.store.pointer import locate_run
 from nnx.store.yamlio import read_yaml, write_yaml
@@ -173,8 +174,15 @@ class NNRun:
             yield
 
     def display_path(self, root: str | None = None) -> str:
-        """``runs/<id>`` with forward slashes, free of any absolute prefix."""
-        return f"{os.path.basename(os.path.abspath(runs_root(root)))}/{self.id}"
+        """``runs/<id>`` from the working directory, with forward slashes.
+
+        Of a folder elsewhere, only the last name: no absolute prefix is shown.
+        """
+        folder = runs_root(root)
+        if os.path.isabs(folder):
+            inside = os.path.relpath(folder)
+            folder = os.path.basename(folder) if inside.startswith(os.pardir) else inside
+        return f"{folder}/{self.id}".replace(os.sep, "/")
 
     # Copies
 
@@ -199,14 +207,10 @@ class NNRun:
     # To look at
 
     def __str__(self) -> str:
-        from nnx.store.display import as_text
-
-        return as_text(self)
+        return display.as_text(self)
 
     def _repr_html_(self) -> str:
-        from nnx.store.display import as_html
-
-        return as_html(self)
+        return display.as_html(self)
 
 
 def write_config(run: NNRun, paths: RunPaths) -> None:
@@ -229,33 +233,6 @@ def write_metadata(run: NNRun, paths: RunPaths) -> None:
     if provided:
         metadata[providers.KEY] = provided
     write_yaml(paths.metadata, metadata)
-
-
-def read_metadata(paths: RunPaths) -> dict[str, Any]:
-    """The environment record; a damaged one is a warning and counts as none."""
-    try:
-        return read_yaml(paths.metadata)
-    except FileNotFoundError:
-        return {}
-    except (ValueError, OSError) as error:
-        warn_caller(f"{error}; it is ignored", RuntimeWarning)
-        return {}
-
-
-def _told(paths: RunPaths, metadata: Mapping[str, Any], key: str, read: Any) -> Any:
-    """What the environment record says under ``key``; what cannot be understood is none."""
-    if metadata.get(key) is None:
-        return None
-    try:
-        return read(metadata[key])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        warn_caller(
-            f"{paths.metadata}: what it says under {key!r} is not understood and is ignored "
-            f"({reason})",
-            RuntimeWarning,
-        )
-        return None
 
 
 def from_state(state: Mapping[str, Any]) -> NNRun:
@@ -311,10 +288,10 @@ def _read(paths: RunPaths) -> NNRun:
         run,
         idps=read_history(paths),
         history=os.path.abspath(paths.history) if has_journal(paths) else None,
-        resume_status=_told(paths, metadata, "resume", ResumeStatus.from_state),
+        resume_status=told(paths, metadata, "resume", ResumeStatus.from_state),
         provenance=_provenance(paths),
-        precision=_told(paths, metadata, "precision", _precision),
-        compile=_told(paths, metadata, "compile", _compile),
+        precision=told(paths, metadata, "precision", _precision),
+        compile=told(paths, metadata, "compile", _compile),
     )
 
 

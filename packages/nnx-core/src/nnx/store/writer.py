@@ -119,7 +119,7 @@ class RunWriter:
         if journal is None:
             self._history = TableWriter(paths.idps_csv)
         else:
-            from nnx.history.journal import JournalWriter
+            from nnx.history.writing import JournalWriter
 
             self._history = JournalWriter(paths.history, journal)
         self._about = listing.about(run.state(), val_loader=run.train.val_loader)

@@ -14,9 +14,10 @@ from nnx.provenance.manifest import canonical_bytes
 from nnx.provenance.records import ProvenanceRecord
 from nnx.records import NNIterationDataPoint, ResumeStatus
 from nnx.store.history_of import iterate_committed
+from nnx.store.metadata import read_metadata
 from nnx.store.paths import BEST_POINTER, RunPaths
 from nnx.store.pointer import locate_run
-from nnx.store.run import NNRun, from_file, read_metadata
+from nnx.store.run import NNRun, from_file
 
 
 @dataclass(frozen=True, slots=True)

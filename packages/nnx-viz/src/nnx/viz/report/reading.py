@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nnx.history import iter_history
+from nnx.store.metadata import read_metadata
 from nnx.store.paths import RunPaths
 from nnx.store.pointer import locate_run
 from nnx.store.points import verify_point, written_tags
 from nnx.store.predictions import StoredPredictions, load_predictions
-from nnx.store.run import NNRun, read_metadata
+from nnx.store.run import NNRun
 from nnx.utils.tables import flatten_dict
 
 if TYPE_CHECKING:
