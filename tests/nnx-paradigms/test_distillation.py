@@ -7,9 +7,11 @@ import math
 import nnx
 import pytest
 import torch
-from nnx import Losses, kd_objective
+from nnx import Losses, NNCheckpoint, kd_objective
 from nnx.paradigms import FeatureKDObjective, feature_kd_objective
+from nnx.provenance import ExperimentManifest
 from nnx.store import NNRun
+from nnx.utils.weights import fingerprint_of
 from small_models import X, Y, feed_forward, losses, training, weights
 
 
@@ -154,3 +156,52 @@ def test_one_generation_is_a_plain_training_and_wrong_arguments_are_refused_firs
         with pytest.raises(error):
             nnx.born_again_train(model, train_params=training(epochs=1, data_id="x"), **kwargs)
         assert all(torch.equal(before[n], v) for n, v in model.net.state_dict().items())
+
+
+def test_the_teacher_s_identity_is_in_checkpoints_and_in_provenance():
+    teacher = feed_forward(seed=99, dropout=0.0)
+    objective = feature_kd_objective(
+        teacher, auxiliary_layers={"layers.0": "layers.0"}, teacher_run="a" * 32,
+        teacher_checkpoint="best",
+    )  # fmt: skip
+    identity = objective.identity()
+    assert identity["teacher"] == {
+        "weights": fingerprint_of(teacher.net.state_dict()), "run": "a" * 32, "checkpoint": "best",
+    }  # fmt: skip
+    model = feed_forward()
+    manifest = ExperimentManifest.for_model(model, objective=identity)
+    run = model.train(training(), objective=objective, provenance=manifest)
+    assert NNRun.load(run.id).provenance.manifest.objective == identity
+    saved = NNCheckpoint.load_training_state(run.id, "last")["components"]["kd.objective"]["state"]
+    assert saved == identity
+
+
+def test_a_resume_with_another_teacher_is_refused():
+    run = feed_forward().train(training(), objective=kd_objective(feed_forward(seed=99)))
+    resumed = training(resume_from_run_id=run.id, resume_from_checkpoint="last")
+    with pytest.raises(ValueError, match="teacher's weights are sha256:.*trained by a teacher of"):
+        feed_forward().train(resumed, objective=kd_objective(feed_forward(seed=98)))
+    feed_forward().train(resumed, objective=kd_objective(feed_forward(seed=99)))
+
+
+def test_every_generation_s_provenance_names_its_teacher():
+    model = feed_forward(dropout=0.0)
+    manifest = ExperimentManifest.for_model(model, config={"study": 1})
+    teachers = []
+    train = model.train
+
+    def look(**arguments):
+        teachers.append(fingerprint_of(model.net.state_dict()))
+        return train(**arguments)
+
+    model.train = look
+    runs = nnx.born_again_train(
+        model, generations=3, train_params=training(epochs=1), provenance=manifest, alpha=0.25
+    )
+    found = [NNRun.load(run.id).provenance.manifest.objective for run in runs]
+    assert found[0] is None
+    for i in (1, 2):
+        assert found[i]["alpha"] == 0.25
+        assert found[i]["teacher"] == {
+            "weights": teachers[i], "run": runs[i - 1].id, "checkpoint": "last",
+        }  # fmt: skip

@@ -75,6 +75,7 @@ class WeightAverage(Callback):
         So do its batch statistics, where the average has refreshed ones.
         """
         buffers = dict(net.named_buffers())
+        pairs: list[tuple[torch.Tensor, torch.Tensor]]
         pairs = [*zip(net.parameters(), self.averaged.parameters())]
         pairs += [(buffers[name], value) for name, value in self._statistics.items()]
         kept = [own.detach().clone() for own, _ in pairs]

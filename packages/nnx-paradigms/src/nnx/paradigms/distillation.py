@@ -59,6 +59,8 @@ def feature_kd_objective(
     beta: float = 0.5,
     temperature: float = 4.0,
     nonfinite: str = "fail",
+    teacher_run: str | None = None,
+    teacher_checkpoint: str | None = None,
 ) -> FeatureKDObjective:
     """Distil outputs and layers of ``teacher``; see :class:`FeatureKDObjective`."""
     return FeatureKDObjective(
@@ -68,6 +70,8 @@ def feature_kd_objective(
         beta=beta,
         temperature=temperature,
         nonfinite=nonfinite,
+        teacher_run=teacher_run,
+        teacher_checkpoint=teacher_checkpoint,
     )
 
 
@@ -82,6 +86,8 @@ class FeatureKDObjective(KDObjective):
     and no pairs; for names that a net lacks, when the run is checked.
     """
 
+    kind = "feature_kd"
+
     def __init__(
         self,
         teacher: Model,
@@ -91,6 +97,8 @@ class FeatureKDObjective(KDObjective):
         beta: float = 0.5,
         temperature: float = 4.0,
         nonfinite: str = "fail",
+        teacher_run: str | None = None,
+        teacher_checkpoint: str | None = None,
     ) -> None:
         owner = "feature_kd"
         self.beta = float(check.real(owner, "beta", beta, at_least=0, at_most=1))
@@ -102,7 +110,17 @@ class FeatureKDObjective(KDObjective):
         self.pairs = dict(auxiliary_layers)
         for name in self.pairs:
             _layer(teacher.net, name, "teacher")
-        super().__init__(teacher, alpha=alpha, temperature=temperature, nonfinite=nonfinite)
+        super().__init__(
+            teacher,
+            alpha=alpha,
+            temperature=temperature,
+            nonfinite=nonfinite,
+            teacher_run=teacher_run,
+            teacher_checkpoint=teacher_checkpoint,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "beta": self.beta, "layers": dict(self.pairs)}
 
     def __call__(self, ctx: ObjectiveContext) -> ObjectiveResult:
         theirs = {name: _layer(self.teacher.net, name, "teacher") for name in self.pairs}
