@@ -59,10 +59,10 @@ from .optimizers import build_optimizer as build_optimizer
 from .optimizers import register_optimizer_factory as register_optimizer_factory
 from .optimizers import registered_optimizer_factories as registered_optimizer_factories
 from .optimizers import unregister_optimizer_factory as unregister_optimizer_factory
-from .params.builders import NNOptimParamsBuilder as NNOptimParamsBuilder
-from .params.builders import NNSchedulerParamsBuilder as NNSchedulerParamsBuilder
+from .params.optim import NNOptimParamsBuilder as NNOptimParamsBuilder
+from .params.scheduler import NNSchedulerParamsBuilder as NNSchedulerParamsBuilder
 from .params.builders import NNTrainerParamsBuilder as NNTrainerParamsBuilder
-from .params.builders import NNTransformerParamsBuilder as NNTransformerParamsBuilder
+from .params.transformer import NNTransformerParamsBuilder as NNTransformerParamsBuilder
 from .params.compilation import CompileSpec as CompileSpec
 from .params.model import NNModelParams as NNModelParams
 from .params.monitor import MonitorRecord as MonitorRecord

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from nnx.plugins.registry import UnknownIdError, load_reference
+from nnx.plugins.registry import load_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,26 +153,12 @@ class Nets(_Choice):
         builder belongs to one that is absent, and a ``ValueError`` for the
         params of another network.
         """
-        from nnx.params.net import check_net_params
-        from nnx.plugins import manager
-
-        check_net_params(self, params)
-        own = _CORE_NETS.get(self.value)
-        try:
-            build: Any = load_reference(own) if own else manager.registry("net").resolve(self.value)
-        except UnknownIdError as error:
-            raise ImportError(f"{self!r} cannot be built here: {error}") from None
-        return build(params=params)
+        return load_reference("nnx.nets.building:build_net")(self, params)
 
     @property
     def can_build(self) -> bool:
         """Whether the distribution that builds the network is here."""
-        from nnx.plugins import manager
-
-        return self.value in _CORE_NETS or (self.value, 1) in manager.registry("net")
-
-
-_CORE_NETS = {"feed_fwd": "nnx.nets.feed_fwd:FeedFwdNN", "conv": "nnx.nets.conv:ConvNN"}
+        return bool(load_reference("nnx.nets.building:can_build")(self))
 
 
 class Optims(_Choice):

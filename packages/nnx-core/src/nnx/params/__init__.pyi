@@ -1,7 +1,7 @@
-from .builders import NNOptimParamsBuilder as NNOptimParamsBuilder
-from .builders import NNSchedulerParamsBuilder as NNSchedulerParamsBuilder
+from .optim import NNOptimParamsBuilder as NNOptimParamsBuilder
+from .scheduler import NNSchedulerParamsBuilder as NNSchedulerParamsBuilder
 from .builders import NNTrainerParamsBuilder as NNTrainerParamsBuilder
-from .builders import NNTransformerParamsBuilder as NNTransformerParamsBuilder
+from .transformer import NNTransformerParamsBuilder as NNTransformerParamsBuilder
 from .compilation import COMPILE_FAILURE_POLICIES as COMPILE_FAILURE_POLICIES
 from .compilation import COMPILE_MODES as COMPILE_MODES
 from .compilation import CompileSpec as CompileSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from nnx.enums import Optims
 from nnx.params.base import (
@@ -19,11 +19,9 @@ from nnx.params.base import (
     put,
     read_literal,
 )
+from nnx.params.builder import Builder
 from nnx.params.registered import OptimizerFactorySpec
 from nnx.utils import validation as check
-
-if TYPE_CHECKING:
-    from nnx.params.builders import NNOptimParamsBuilder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +110,6 @@ class NNOptimParams(Params):
     @classmethod
     def builder(cls) -> NNOptimParamsBuilder:
         """A builder with one method per optimizer."""
-        from nnx.params.builders import NNOptimParamsBuilder
-
         return NNOptimParamsBuilder()
 
     def is_valid(self) -> bool:
@@ -192,3 +188,90 @@ def _check_common(params: Any) -> None:
         ),
         param_groups=frozen_list(owner, "param_groups", params.param_groups, group),
     )
+
+
+class NNOptimParamsBuilder(Builder[NNOptimParams]):
+    """One method per optimizer, and three modifiers that survive a change of optimizer."""
+
+    _builds = NNOptimParams
+    _needs: ClassVar[Mapping[str, str]] = {
+        "name": "one of .adam(...), .adam_amsgrad(...), .adamw(...), .sgd(...), .sgd_nesterov(...)"
+    }
+    _VARIANT = ("name", "max_lr", "momentum", "weight_decay", "eps")
+
+    def adam(
+        self,
+        *,
+        max_lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        eps: float | None = None,
+    ) -> NNOptimParamsBuilder:
+        """``torch.optim.Adam``: the decay is an L2 term of the gradient."""
+        return self._adam(Optims.ADAM, max_lr, betas, weight_decay, eps)
+
+    def adam_amsgrad(
+        self,
+        *,
+        max_lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        eps: float | None = None,
+    ) -> NNOptimParamsBuilder:
+        """``torch.optim.Adam`` with ``amsgrad=True``."""
+        return self._adam(Optims.ADAM_AMSGRAD, max_lr, betas, weight_decay, eps)
+
+    def adamw(
+        self,
+        *,
+        max_lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.01,
+        eps: float | None = None,
+    ) -> NNOptimParamsBuilder:
+        """``torch.optim.AdamW``: the decay scales the weights, apart from the gradient."""
+        return self._adam(Optims.ADAMW, max_lr, betas, weight_decay, eps)
+
+    def sgd(
+        self, *, max_lr: float, momentum: float = 0.9, weight_decay: float = 0.0
+    ) -> NNOptimParamsBuilder:
+        """``torch.optim.SGD``."""
+        return self._sgd(Optims.SGD, max_lr, momentum, weight_decay)
+
+    def sgd_nesterov(
+        self, *, max_lr: float, momentum: float = 0.9, weight_decay: float = 0.0
+    ) -> NNOptimParamsBuilder:
+        """``torch.optim.SGD`` with ``nesterov=True``."""
+        return self._sgd(Optims.SGD_NESTEROV, max_lr, momentum, weight_decay)
+
+    def grad_clip(self, norm: float) -> NNOptimParamsBuilder:
+        """Clip the global L2 norm of the gradients to ``norm`` before each step."""
+        return self._set(grad_clip_norm=norm)
+
+    def accumulate_grad(self, batches: int) -> NNOptimParamsBuilder:
+        """Step once in ``batches`` microbatches."""
+        return self._set(accumulate_grad_batches=batches)
+
+    def param_groups(self, groups: list[NNParamGroupSpec]) -> NNOptimParamsBuilder:
+        """Override rates and decays by parameter name; the first match wins."""
+        return self._set(param_groups=groups)
+
+    def _adam(
+        self, name: Optims, max_lr: Any, betas: Any, weight_decay: Any, eps: Any
+    ) -> NNOptimParamsBuilder:
+        chosen = {} if eps is None else {"eps": eps}
+        return self._replace(
+            self._VARIANT,
+            name=name,
+            max_lr=max_lr,
+            momentum=betas,
+            weight_decay=weight_decay,
+            **chosen,
+        )
+
+    def _sgd(
+        self, name: Optims, max_lr: Any, momentum: Any, weight_decay: Any
+    ) -> NNOptimParamsBuilder:
+        return self._replace(
+            self._VARIANT, name=name, max_lr=max_lr, momentum=momentum, weight_decay=weight_decay
+        )

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from nnx.enums import Schedulers
-from nnx.params.base import Params, StateField, always, encode_enum, member, optional, put
+from nnx.params.base import (
+    Params,
+    StateField,
+    always,
+    encode_enum,
+    field_names,
+    member,
+    optional,
+    put,
+)
+from nnx.params.builder import Builder
 from nnx.utils import validation as check
-
-if TYPE_CHECKING:
-    from nnx.params.builders import NNSchedulerParamsBuilder
 
 SchedulerClockUnit = Literal["epoch", "optimizer_update"]
 CLOCK_UNITS = ("epoch", "optimizer_update")
@@ -88,6 +96,115 @@ class NNSchedulerParams(Params):
     @classmethod
     def builder(cls) -> NNSchedulerParamsBuilder:
         """A builder with one method per schedule."""
-        from nnx.params.builders import NNSchedulerParamsBuilder
-
         return NNSchedulerParamsBuilder()
+
+
+class NNSchedulerParamsBuilder(Builder[NNSchedulerParams]):
+    """One method per schedule; the clock survives a change of schedule."""
+
+    _builds = NNSchedulerParams
+    _needs: ClassVar[Mapping[str, str]] = {
+        "min_lr": "one of .reduce_on_plateau(...), .step(...), .cosine_annealing(...), "
+        ".one_cycle(...), .linear_warmup_decay(...)"
+    }
+    _VARIANT = tuple(n for n in field_names(NNSchedulerParams) if n != "clock")
+
+    def reduce_on_plateau(
+        self, *, min_lr: float, factor: float, patience: int, cooldown: int, threshold: float
+    ) -> NNSchedulerParamsBuilder:
+        """Cut the rate by ``factor`` when the watched number stops improving.
+
+        ``kind`` stays ``None``, which is how this schedule is stored.
+        """
+        return self._schedule(None, min_lr, factor, patience, cooldown, threshold)
+
+    def step(
+        self,
+        *,
+        step_size: int,
+        min_lr: float,
+        factor: float,
+        patience: int,
+        cooldown: int,
+        threshold: float,
+    ) -> NNSchedulerParamsBuilder:
+        """Multiply the rate by ``factor`` every ``step_size`` steps."""
+        plateau = (min_lr, factor, patience, cooldown, threshold)
+        return self._schedule(Schedulers.STEP, *plateau, step_size=step_size)
+
+    def cosine_annealing(
+        self,
+        *,
+        T_max: int,
+        min_lr: float,
+        factor: float,
+        patience: int,
+        cooldown: int,
+        threshold: float,
+    ) -> NNSchedulerParamsBuilder:
+        """Anneal to ``min_lr`` along half a cosine of ``T_max`` steps."""
+        plateau = (min_lr, factor, patience, cooldown, threshold)
+        return self._schedule(Schedulers.COSINE_ANNEALING, *plateau, T_max=T_max)
+
+    def one_cycle(
+        self,
+        *,
+        max_lr: float,
+        total_steps: int,
+        min_lr: float,
+        factor: float,
+        patience: int,
+        cooldown: int,
+        threshold: float,
+    ) -> NNSchedulerParamsBuilder:
+        """Rise to ``max_lr`` and fall again within ``total_steps`` steps."""
+        plateau = (min_lr, factor, patience, cooldown, threshold)
+        return self._schedule(
+            Schedulers.ONE_CYCLE, *plateau, max_lr=max_lr, total_steps=total_steps
+        )
+
+    def linear_warmup_decay(
+        self,
+        *,
+        warmup_steps: int,
+        total_steps: int,
+        min_lr: float,
+        factor: float,
+        patience: int,
+        cooldown: int,
+        threshold: float,
+    ) -> NNSchedulerParamsBuilder:
+        """Rise linearly over ``warmup_steps``, then fall linearly to 0 at ``total_steps``."""
+        plateau = (min_lr, factor, patience, cooldown, threshold)
+        return self._schedule(
+            Schedulers.LINEAR_WARMUP_DECAY,
+            *plateau,
+            warmup_steps=warmup_steps,
+            total_steps=total_steps,
+        )
+
+    def clock(self, clock: str) -> NNSchedulerParamsBuilder:
+        """What one step counts: "epoch" or "optimizer_update"."""
+        return self._set(clock=clock)
+
+    def _schedule(
+        self,
+        kind: Schedulers | None,
+        min_lr: Any,
+        factor: Any,
+        patience: Any,
+        cooldown: Any,
+        threshold: Any,
+        **own: Any,
+    ) -> NNSchedulerParamsBuilder:
+        named = {} if kind is None else {"kind": kind}
+        return self._replace(
+            self._VARIANT,
+            min_lr=min_lr,
+            factor=factor,
+            patience=patience,
+            cooldown=cooldown,
+            threshold=threshold,
+            **named,
+            **own,
+        )

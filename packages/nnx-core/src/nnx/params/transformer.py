@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from nnx.params.base import StateField, always, optional, put
+from nnx.params.builder import Builder
 from nnx.params.net import NNParams
 from nnx.utils import validation as check
-
-if TYPE_CHECKING:
-    from nnx.params.builders import NNTransformerParamsBuilder
 
 
 def check_heads(owner: str, d_model: Any, n_heads: Any, *, even: bool) -> tuple[int, int]:
@@ -114,8 +113,6 @@ class NNTransformerParams(NNParams):
     @classmethod
     def builder(cls) -> NNTransformerParamsBuilder:
         """A builder that asks only for what the network reads."""
-        from nnx.params.builders import NNTransformerParamsBuilder
-
         return NNTransformerParamsBuilder()
 
 
@@ -173,3 +170,60 @@ def _dropouts(owner: str, params: Any) -> dict[str, Any]:
         name: check.real(owner, name, getattr(params, name), at_least=0, at_most=1)
         for name in ("attn_dropout", "resid_dropout")
     }
+
+
+class NNTransformerParamsBuilder(Builder[NNTransformerParams]):
+    """Asks only for what a transformer reads; the inherited fields get their quiet values."""
+
+    _builds = NNTransformerParams
+    _needs: ClassVar[Mapping[str, str]] = {
+        "vocab_size": ".vocab(size=...)",
+        "n_layers": ".layers(n=..., heads=..., d_model=...)",
+        "max_seq_len": ".context(max_seq_len=...)",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fields["dropout_prob"] = 0.0
+
+    def vocab(self, size: int) -> NNTransformerParamsBuilder:
+        """The vocabulary's size, which is also the input and output width."""
+        return self._set(vocab_size=size, input_dim=size, output_dim=size)
+
+    def layers(self, *, n: int, heads: int, d_model: int) -> NNTransformerParamsBuilder:
+        """Depth, attention heads and width; the width is checked against the heads here."""
+        owner = self._builds.__name__
+        depth = check.count(owner, "n_layers", n)
+        width, heads = check_heads(owner, d_model, heads, even=True)
+        return self._set(n_layers=depth, n_heads=heads, d_model=width)
+
+    def ffn(self, *, mult: int) -> NNTransformerParamsBuilder:
+        """How many times wider than the model its feed-forward layers are."""
+        return self._set(ffn_mult=mult)
+
+    def ffn_dim(self, width: int) -> NNTransformerParamsBuilder:
+        """The width of its feed-forward layers, where no multiple says it."""
+        return self._set(ffn_dim=width)
+
+    def kv_heads(self, n: int) -> NNTransformerParamsBuilder:
+        """Key and value heads that groups of query heads share."""
+        return self._set(n_kv_heads=n)
+
+    def norm_eps(self, eps: float) -> NNTransformerParamsBuilder:
+        """What every norm adds to the mean square."""
+        return self._set(norm_eps=eps)
+
+    def context(
+        self, *, max_seq_len: int, rope_base: float | None = None
+    ) -> NNTransformerParamsBuilder:
+        """The longest sequence and the rotary base, together (an omitted base is reset)."""
+        chosen = {} if rope_base is None else {"rope_base": rope_base}
+        return self._replace(("rope_base",), max_seq_len=max_seq_len, **chosen)
+
+    def dropout(self, *, attn: float = 0.0, resid: float = 0.0) -> NNTransformerParamsBuilder:
+        """Attention and residual dropout, together (an omitted rate is reset)."""
+        return self._set(attn_dropout=attn, resid_dropout=resid)
+
+    def tied_embeddings(self, value: bool) -> NNTransformerParamsBuilder:
+        """Whether the output layer shares the input embedding's weights."""
+        return self._set(tie_embeddings=value)
