@@ -236,6 +236,19 @@ class Save(Overwrite):
         assert len(NNRun.load(self.run.id, self.root).idps) == 4
 
 
+class Label(Overwrite):
+    """A run is given a name and tags."""
+
+    def act(self):
+        NNRun.load(self.run.id, self.root).label(name="new", tags=["t"], root=self.root)
+
+    def check(self, error):
+        run = NNRun.load(self.run.id, self.root)
+        assert (run.name, run.tags) in ((None, ()), ("new", ("t",)))
+        assert run.finished
+        assert len(run.idps) == 4
+
+
 class Checkpoint(Overwrite):
     """One tag is written again, outside of a fit."""
 
@@ -339,7 +352,7 @@ def sweep(parts, tmp_path, monkeypatch, check_sound):
     [
         (Table, 36), (Journal, 36), (Copies, 43), (Sharded, 43), (Continued, 9),
         (Overwrite, 43), (OverwriteJournal, 47), (Remove, 5),
-        (Collect, 5), (Save, 3), (Checkpoint, 4), (Migrate, 5),
+        (Collect, 5), (Save, 3), (Label, 2), (Checkpoint, 4), (Migrate, 5),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )  # fmt: skip

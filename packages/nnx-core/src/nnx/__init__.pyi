@@ -104,6 +104,7 @@ from .seeding import env_snapshot as env_snapshot
 from .seeding import set_seed as set_seed
 from .store.checkpoint import NNCheckpoint as NNCheckpoint
 from .store.errors import ResumePointError as ResumePointError
+from .store.queries import runs_frame as runs_frame
 from .store.run import NNRun as NNRun
 from .streaming import MetricSnapshot as MetricSnapshot
 from .streaming import PredictionBatch as PredictionBatch

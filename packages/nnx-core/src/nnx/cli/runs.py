@@ -25,30 +25,40 @@ _RICH_ROWS = 200  # beyond that a plain table is quicker to print and to search
 def runs(
     runs: RunsFolder = None,
     sort: Annotated[str, typer.Option(help="Order by: time, best, id.")] = "time",
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="FILTER", help='Only runs such as "accuracy > 0.9 and lr == 0.01".'),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the runs: how far each got and its best epoch."""
     root = use_runs(runs)
     from nnx.store.listing import list_runs
+    from nnx.store.queries import SORTS, select, sorting
 
-    keys = {
-        "time": lambda row: (-row.written, row.id),
-        "best": lambda row: row.id,  # told below, from every run's BEST
-        "id": lambda row: row.id,
-    }
-    if sort not in keys:
-        raise ValueError(f"--sort must be one of {', '.join(keys)}, not {sort!r}")
-    if sort == "best":
-        keys["best"] = _by_standing(root)
-    rows = sorted(list_runs(root), key=keys[sort])
+    if sort not in SORTS:
+        raise ValueError(f"--sort must be one of {', '.join(SORTS)}, not {sort!r}")
+    if where is None:
+        rows = sorted(list_runs(root), key=sorting(sort, root))
+    else:
+        rows = [row for row, _ in select(where, sort=sort, root=root)]
     if as_json:
         print(json.dumps([_as_dict(row) for row in rows], indent=1))
+        return
+    if not rows and where is not None:
+        print(f"no run in {root} is such that {where}")
         return
     if not rows:
         print(f"no runs in {root}" + ("" if os.path.lexists(root) else ": there is no such folder"))
         return
     length = _distinct([row.id for row in rows])
-    header = ["run", "written", "status", "epochs", "loss", "error", "best", "at", "model", "salt"]
+    header = ["run", "written", "status", "epochs", "loss", "error", "best", "at", "model"]
+    told = {  # a narrow terminal has no room for columns that say nothing
+        "salt": [row.salt or "" for row in rows],
+        "name": [row.name or "" for row in rows],
+        "tags": [" ".join(row.tags) for row in rows],
+    }
+    told = {name: column for name, column in told.items() if any(column)}
     cells = [
         [
             ("* " if row.is_best else "  ") + row.id[:length],
@@ -60,32 +70,15 @@ def runs(
             _number(row.best),
             "-" if row.best_epoch is None else str(row.best_epoch),
             row.model,
-            row.salt or "",
+            *(column[number] for column in told.values()),
         ]
-        for row in rows
+        for number, row in enumerate(rows)
     ]
-    if not any(row.salt for row in rows):  # leave a narrow terminal room for the rest
-        header, cells = header[:-1], [row[:-1] for row in cells]
     right = ["epochs", "loss", "error", "best", "at"]
-    _print_table(header, cells, right=right, fold=["model", "salt"])
+    _print_table([*header, *told], cells, right=right, fold=["model", *told])
     for row in rows:
         if row.problem:
             print(f"{row.id}: {row.problem}")
-
-
-def _by_standing(root: str) -> Any:
-    """Runs that can be compared side by side, each group from its best."""
-    from nnx.store.election import standings
-
-    found = standings(root)
-
-    def key(row: Any) -> tuple[Any, ...]:
-        one = found.get(row.id)
-        if one is None:
-            return (math.inf, "", 0.0, row.id)
-        return (one.rank, str(one), one.value, row.id)
-
-    return key
 
 
 def show(run: RunId, runs: RunsFolder = None, as_json: AsJson = False) -> None:

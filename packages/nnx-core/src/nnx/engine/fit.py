@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from nnx.engine import commit, rng
 from nnx.engine.compiled import compiling
+from nnx.engine.existing import load, settle
 from nnx.engine.loop import begin_epoch, loop
-from nnx.engine.plan import plan_fit
 from nnx.engine.ranks import join
 from nnx.engine.resume import restore
 from nnx.engine.session import FitSession
@@ -27,16 +27,22 @@ def fit(request: FitRequest) -> NNRun:
     """Check, reserve, train, commit; the finished run.
 
     A request that cannot be trained raises before anything is changed. A fit that
-    fails later keeps its committed epochs.
+    fails later keeps its committed epochs. A run that is there already, and is only to be
+    loaded, is returned as it is, with its last weights in the model.
     """
     ranks = join(request)
     with ranks.guarded():
-        plan = plan_fit(request, ranks)
+        plan, overwrite, found = settle(request, ranks)
+        if found:
+            run = load(plan)
+            if ranks.is_writer:
+                print(f"Run loaded from {_display_path(run.id)}")
+            return run
         session = FitSession(plan, ranks)
         with ranks.open_writer(
             plan.run,
             history=request.history,
-            overwrite=plan.params.overwrite_existing,
+            overwrite=overwrite,
             provenance=request.provenance,
             parent=session.start.point,
             best=session.start.best,

@@ -84,7 +84,7 @@ def plan_fit(request: FitRequest, ranks: Ranks) -> FitPlan:
     check_compile(request, callbacks, precision)
     optims, schedules = optimizers.optims(params), optimizers.schedules(params)
     checks.check_optims(request, optims)
-    check_request(params, schedules)
+    check_request(params, schedules, goes_on=request.goes_on)
     model_params = described_params(model)
     train, trainer = optimizers.stored(params)
     run = NNRun(
@@ -95,8 +95,9 @@ def plan_fit(request: FitRequest, ranks: Ranks) -> FitPlan:
         salt=request.salt,
         transforms=model.transforms,
         precision=precision,
+        name=params.name,
+        tags=params.tags,
     )
-    run.ensure_writable(overwrite=params.overwrite_existing)
     watched = [getattr(callback, "monitor_spec", None) for callback in asked]
     return FitPlan(
         request=request, callbacks=callbacks, precision=precision, optims=optims,

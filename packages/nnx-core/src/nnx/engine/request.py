@@ -34,3 +34,4 @@ class FitRequest:
     compile: CompileSpec | None = None
     distributed: Any = None
     point: ResumePoint | None = None  # what to resume from, where it is no run on disk
+    goes_on: bool = False  # whether it resumes a run of this very configuration

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 RESUME_MODES = ("auto", "stateful", "weights_only")
 RESUME_EPOCHS = ("additional", "planned")
+ON_EXISTING = ("error", "resume", "load", "replace")
 # Fields that live only in this process: compared by identity, never stored.
 _RUNTIME = ("train_loader", "val_loader", "extra_metrics")
 
@@ -118,6 +119,12 @@ class NNTrainParams(_Training):
     ``checkpoint_every`` writes a resume point inside the epoch after so many
     committed updates. The ``resume_*`` fields ask this session to continue an
     earlier run; they are stored as ``parent_run_id`` and its checkpoint.
+
+    ``on_existing`` says what becomes of a run of this very configuration that is there
+    already: ``"error"`` refuses, ``"resume"`` continues it where it stopped and returns a
+    finished one, ``"load"`` returns it as it stands, ``"replace"`` trains anew and keeps it
+    until the first commit (as ``overwrite_existing`` does). ``name`` and ``tags`` are for
+    finding the run again. None of these is stored with the configuration or moves its id.
     """
 
     n_epochs: int
@@ -138,6 +145,9 @@ class NNTrainParams(_Training):
     resume_mode: str = "auto"
     resume_epochs: str = "additional"
     checkpoint_every: int | None = None
+    on_existing: str = "error"
+    name: str | None = None
+    tags: Sequence[str] = ()
 
     _SECTION: ClassVar[str] = "train"
     _STATE: ClassVar[tuple[StateField, ...]] = (
@@ -161,7 +171,9 @@ class NNTrainParams(_Training):
         put(
             self,
             resume_epochs=check.choice(owner, "resume_epochs", self.resume_epochs, RESUME_EPOCHS),
+            on_existing=check.choice(owner, "on_existing", self.on_existing, ON_EXISTING),
         )
+        self._check_on_existing()
         if self.resume_from_run_id and (self.resume_mode, self.resume_epochs) == (
             "weights_only",
             "planned",
@@ -173,6 +185,19 @@ class NNTrainParams(_Training):
                 "'additional' with resume_mode='weights_only', which restores no plan",
             )
 
+    def _check_on_existing(self) -> None:
+        if self.overwrite_existing and self.on_existing in ("resume", "load"):
+            raise ValueError(
+                f"NNTrainParams.on_existing={self.on_existing!r} keeps the run that is there, "
+                "overwrite_existing=True replaces it; leave one of them out"
+            )
+        if self.on_existing == "resume" and self.resume_from_run_id is not None:
+            raise ValueError(
+                "NNTrainParams.on_existing='resume' finds the run to continue by its configuration, "
+                f"resume_from_run_id names another one ({self.resume_from_run_id}); leave one of "
+                "them out"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class NNTrainerParams(_Training):
@@ -180,7 +205,7 @@ class NNTrainerParams(_Training):
 
     ``schedulers`` may name any of ``optims``; the others get the default
     plateau schedule. ``auto_step_schedulers=False`` leaves the stepping of all
-    schedules to the step function.
+    schedules to the step function. ``name`` and ``tags`` are for finding the run again.
     """
 
     n_epochs: int
@@ -201,6 +226,8 @@ class NNTrainerParams(_Training):
     metrics: Sequence[MetricSpec] = ()
     monitor: MonitorSpec | None = None
     checkpoint_every: int | None = None
+    name: str | None = None
+    tags: Sequence[str] = ()
 
     _SECTION: ClassVar[str] = "trainer"
     _STATE: ClassVar[tuple[StateField, ...]] = (
@@ -279,7 +306,10 @@ def _check_training(params: Any) -> None:
         overwrite_existing=check.flag(owner, "overwrite_existing", params.overwrite_existing),
         resume_mode=check.choice(owner, "resume_mode", params.resume_mode, RESUME_MODES),
         metrics=_checked_metrics(owner, params.metrics),
+        tags=check.tags(owner, "tags", params.tags),
     )
+    if params.name is not None:
+        put(params, name=check.name(owner, "name", params.name))
     if params.seed is not None:
         put(params, seed=check.count(owner, "seed", params.seed, at_least=0, at_most=2**32 - 1))
     if params.checkpoint_every is not None:

@@ -17,10 +17,10 @@ class RunBusyError(LockBusyError):
 class RunExistsError(FileExistsError, NNxError):
     """A run of the same identity is there, and was not to be replaced."""
 
-    def __init__(self, run_id: str, root: str) -> None:
+    def __init__(self, run_id: str, root: str, *, why: str = "") -> None:
         super().__init__(
-            f"run {run_id} already exists in {root}. Give the new one a salt= or a data_id, or "
-            "replace the old one with overwrite_existing=True."
+            f"run {run_id} already exists in {root}{why and f', and {why}'}. Give the new one a "
+            "salt= or a data_id, or replace the old one with overwrite_existing=True."
         )
         self.run_id = run_id
 

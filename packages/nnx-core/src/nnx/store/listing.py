@@ -13,6 +13,7 @@ from nnx.records import NNIterationDataPoint
 from nnx.store import manifest, standing
 from nnx.store.errors import ResumePointError
 from nnx.store.history_of import iterate_committed
+from nnx.store.metadata import glance_at_labels
 from nnx.store.paths import (
     LAST,
     PointFiles,
@@ -43,6 +44,8 @@ class RunRow:
     salt: str | None
     is_best: bool
     problem: str | None = None
+    name: str | None = None
+    tags: tuple[str, ...] = ()
 
 
 def list_runs(root: str | None = None) -> Iterator[RunRow]:
@@ -111,6 +114,7 @@ def _row(paths: RunPaths, written: float, is_best: bool) -> RunRow:
         written=written,
         is_best=is_best,
         problem=problem,
+        **glance_at_labels(paths),
         **config,
         **facts,
     )

@@ -22,7 +22,8 @@ POINTER_FILE = "POINTER.txt"
 def locate_run(run_id: object, root: str | os.PathLike[str] | None = None) -> RunPaths:
     """The paths of a run to read; ``"best"`` follows the pointer to the best run.
 
-    ``root`` is the runs folder, the folder that holds it as ``runs``, or the run's own.
+    The beginning of one run's id is enough; ``ValueError`` names the candidates when it is
+    that of several. ``root`` is the runs folder, the folder that holds it as ``runs``, or the run's own.
     """
     if run_id == BEST_POINTER:
         found = best_run_id(root)
@@ -33,7 +34,10 @@ def locate_run(run_id: object, root: str | os.PathLike[str] | None = None) -> Ru
             )
         run_id = found
     name = check_run_id(run_id)
-    return RunPaths.seen(reading_root(root, name), name)
+    paths = RunPaths.seen(reading_root(root, name), name)
+    if os.path.lexists(paths.dir):
+        return paths
+    return RunPaths.seen(paths.root, _begins(name, _readable(paths.root)) or name)
 
 
 def resolve_run_id(text: str, root: str | os.PathLike[str] | None = None) -> str:
@@ -46,23 +50,32 @@ def resolve_run_id(text: str, root: str | os.PathLike[str] | None = None) -> str
         return locate_run(text, root).id
     check_name(text, "the run id")
     folder = reading_root(root)
-    names = [n for n in run_names(folder) if os.path.exists(RunPaths.seen(folder, n).run_yaml)]
-    if text in names:
-        return text
-    found = [name for name in names if name.startswith(text)]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        _refuse_unfinished(folder, text)
-    if found:
-        shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-        raise ValueError(f"{text!r} is the beginning of {len(found)} runs: {shown}")
+    names = _readable(folder)
+    found = _begins(text, names)
+    if found is not None:
+        return found
+    _refuse_unfinished(folder, text)
     if not names:
         raise FileNotFoundError(f"there is no run {text!r} in {folder}, nor any other run")
     command = "nnx runs" if folder == "runs" else f"nnx runs --runs {shlex.quote(folder)}"
     raise FileNotFoundError(
         f"there is no run {text!r} in {folder}; `{command}` lists the {len(names)} that are there"
     )
+
+
+def _readable(folder: str) -> list[str]:
+    return [n for n in run_names(folder) if os.path.exists(RunPaths.seen(folder, n).run_yaml)]
+
+
+def _begins(text: str, names: list[str]) -> str | None:
+    """The one name that begins so; ``None`` without one, ``ValueError`` for several."""
+    if text in names:
+        return text
+    found = [name for name in names if name.startswith(text)]
+    if len(found) > 1:
+        shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+        raise ValueError(f"{text!r} is the beginning of {len(found)} runs: {shown}")
+    return found[0] if found else None
 
 
 def _refuse_unfinished(folder: str, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from nnx.records import NNIterationDataPoint, ResumeStatus
 from nnx.store import display, election, idps_csv, lease, providers
 from nnx.store.errors import RunBusyError
 from nnx.store.history_of import has_journal, read_history
-from nnx.store.metadata import read_metadata, told
+from nnx.store.metadata import change_labels, labels, labels_of, read_metadata, told
 from nnx.store.paths import RunPaths, check_run_id, reading_root, run_names, runs_root, settled
 from nnx.store.pointer import locate_run
 from nnx.store.yamlio import read_yaml, write_yaml
@@ -31,11 +31,19 @@ from nnx.utils.caller import warn_caller
 from nnx.utils.folders import make_folder
 from nnx.utils.locks import locked
 
+# NNRun has a method of the name of the built-in.
+Records = list[NNIterationDataPoint]
+
 if TYPE_CHECKING:
     from nnx.compilation import CompileRecord
     from nnx.precision import ResolvedPrecision
     from nnx.provenance import ProvenanceRecord
     from nnx.store.checkpoint import NNCheckpoint
+    from nnx.store.listing import RunRow
+
+    Runs = list["NNRun"]
+    Rows = list[RunRow]
+    Phases = list[NNCheckpoint | None]
 
 _PHASES = ("FIRST", "Q1", "Q2", "Q3", "LAST")
 
@@ -48,7 +56,8 @@ class NNRun:
     its configuration, whose digest is the run's ``id``. The rest is what
     happened: the records (``idps``; with a journal, its last ones, and
     ``history`` names its directory), how it resumed, and under which precision,
-    compilation and provenance it ran. None of that is part of the id.
+    compilation and provenance it ran; whether it ``finished`` (its plan, or by a stop of
+    its own); its ``name`` and ``tags``. None of that is part of the id.
     """
 
     net: NNParams | None
@@ -57,12 +66,15 @@ class NNRun:
     trainer: NNTrainerParams | None = None
     salt: str | None = None
     transforms: tuple[NNCheckpointTransform, ...] = ()
-    idps: list[NNIterationDataPoint] | None = field(default=None, repr=False)
+    idps: Records | None = field(default=None, repr=False)
     resume_status: ResumeStatus | None = None
     provenance: ProvenanceRecord | None = None
     history: str | None = None
     precision: ResolvedPrecision | None = None
     compile: CompileRecord | None = None
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    finished: bool = False
     # The id that run.yaml gives this configuration, where an earlier form made another.
     _stored_id: tuple[str, str] | None = field(default=None, repr=False)
 
@@ -70,6 +82,9 @@ class NNRun:
         if self.salt is not None:
             check.text("NNRun", "salt", self.salt)  # a stored run's id is what it is
         object.__setattr__(self, "transforms", tuple(self.transforms))
+        if self.name is not None:
+            object.__setattr__(self, "name", check.name("NNRun", "name", self.name))
+        object.__setattr__(self, "tags", check.tags("NNRun", "tags", self.tags))
 
     @property
     def id(self) -> str:
@@ -123,8 +138,9 @@ class NNRun:
 
     @staticmethod
     def load(id: str, root: str | None = None) -> NNRun:
-        """Read a run with its committed history; ``"best"`` follows the pointer.
+        """Read a run with its committed history, by its id or the beginning of it.
 
+        ``"best"`` follows the pointer. A beginning of several ids is a ``ValueError``.
         ``root`` is the runs folder, the folder that holds it as ``runs``, or the run's own.
         Loads no torch and no checkpoint. History newer than LAST was never
         committed and is left out; an empty or damaged LAST is refused.
@@ -132,7 +148,7 @@ class NNRun:
         return settled(lambda: locate_run(id, root), _load)
 
     @staticmethod
-    def all(root: str | None = None) -> list[NNRun]:
+    def all(root: str | None = None) -> Runs:
         """Every run of a runs folder (or of the ``runs`` in it), sorted by id.
 
         ``[]`` when there is no such folder.
@@ -149,7 +165,50 @@ class NNRun:
                 warn_caller(f"{where} is left out: {error}", RuntimeWarning)
         return runs
 
-    def checkpoints(self, root: str | None = None) -> list[NNCheckpoint | None]:
+    @staticmethod
+    def list(where: str | None = None, *, sort: str = "time", root: str | None = None) -> Rows:
+        """A row about every run, or those that ``where`` describes; reads no history.
+
+        ``where`` compares what a run was told and what became of it, as in
+        ``"accuracy > 0.9 and optimizer == 'adamw' and 'baseline' in tags"``: see
+        :func:`nnx.store.queries.facts` for the names. ``sort`` is "time" (the newest
+        first), "best" or "id".
+        """
+        from nnx.store.queries import select
+
+        return [row for row, _ in select(where, sort=sort, root=root)]
+
+    @staticmethod
+    def find(where: str | None = None, *, sort: str = "time", root: str | None = None) -> Runs:
+        """The runs that ``where`` describes, loaded; as :meth:`list` chooses and sorts them."""
+        from nnx.store.queries import select
+
+        return [NNRun.load(row.id, root) for row, _ in select(where, sort=sort, root=root)]
+
+    def label(
+        self,
+        *,
+        name: str | None = None,
+        tags: Sequence[str] | None = None,
+        root: str | None = None,
+    ) -> NNRun:
+        """Give a run that is on disk another ``name`` or other ``tags``; the run with them.
+
+        What is ``None`` stays as it is; ``""`` takes the name away. The environment that
+        the run's metadata tell of stays. Refuses a run that is being trained.
+        """
+        kept = self.name if name is None else name or None
+        changed = replace(self, name=kept, tags=self.tags if tags is None else check.tags(
+            "NNRun.label()", "tags", tags
+        ))  # fmt: skip
+        paths = locate_run(self.id, root)
+        if not os.path.isfile(paths.run_yaml):
+            raise FileNotFoundError(f"there is no run {self.id!r} in {paths.root} to label")
+        with lease.lease(paths), locked(paths.lock, timeout=120, what=f"run {paths.id}"):
+            change_labels(paths, changed.name, changed.tags)
+        return changed
+
+    def checkpoints(self, root: str | None = None) -> Phases:
         """The phase checkpoints FIRST, Q1, Q2, Q3, LAST; ``None`` where one was not written.
 
         BEST repeats one of them; read it with ``NNCheckpoint.load``.
@@ -186,7 +245,7 @@ class NNRun:
 
     # Copies
 
-    def with_idps(self, value: list[NNIterationDataPoint]) -> NNRun:
+    def with_idps(self, value: Records) -> NNRun:
         return replace(self, idps=value)
 
     def with_history(self, value: str | None) -> NNRun:
@@ -232,7 +291,9 @@ def write_metadata(run: NNRun, paths: RunPaths) -> None:
     provided = providers.record(run.state())
     if provided:
         metadata[providers.KEY] = provided
-    write_yaml(paths.metadata, metadata)
+    if run.finished:
+        metadata["finished"] = True
+    write_yaml(paths.metadata, {**metadata, **labels_of(run.name, run.tags)})
 
 
 def from_state(state: Mapping[str, Any]) -> NNRun:
@@ -292,6 +353,8 @@ def _read(paths: RunPaths) -> NNRun:
         provenance=_provenance(paths),
         precision=told(paths, metadata, "precision", _precision),
         compile=told(paths, metadata, "compile", _compile),
+        finished=metadata.get("finished") is True,
+        **labels(metadata),
     )
 
 

@@ -315,6 +315,7 @@ class RunWriter:
 
         Every epoch is committed: what cannot be written now is a warning.
         """
+        self.run = replace(self.run, finished=True)
         with _only_warned("the last of the run's metadata"):
             if self._begun:
                 with self._run_lock():

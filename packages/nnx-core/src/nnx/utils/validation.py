@@ -146,6 +146,18 @@ def is_word(text: str) -> bool:
     return text.split() == [text] and not _CONTROL.search(text)
 
 
+def tags(owner: str, field: str, value: Any) -> tuple[str, ...]:
+    """Words to find something by, each once, in the order they were given."""
+    unordered = (str, bytes, set, frozenset, dict)
+    if isinstance(value, unordered) or not isinstance(value, Iterable):
+        refuse_type(owner, field, value, "a sequence of words")
+    found = [text(owner, f"{field}[{i}]", tag) for i, tag in enumerate(value)]
+    for i, tag in enumerate(found):
+        if not is_word(tag):
+            refuse(owner, f"{field}[{i}]", tag, "a word without spaces")
+    return tuple(dict.fromkeys(found))
+
+
 def choice(owner: str, field: str, value: Any, options: Iterable[str]) -> str:
     """One of a few words."""
     options = tuple(options)

@@ -105,14 +105,17 @@ def _plans(params: Any) -> bool:
     return getattr(params, "resume_epochs", "additional") == "planned"
 
 
-def check_request(params: Any, schedules: Mapping[str, Any]) -> None:
-    """What a resume needs of its own configuration, before the checkpoint is read."""
+def check_request(params: Any, schedules: Mapping[str, Any], *, goes_on: bool = False) -> None:
+    """What a resume needs of its own configuration, before the checkpoint is read.
+
+    One that ``goes_on`` with its own plan has its own horizons.
+    """
     if params.resume_from_run_id is None and _plans(params):
         raise ValueError(
             "resume_epochs='planned' continues another run's plan, but resume_from_run_id is "
             "None: nothing would be resumed. Name the run, or leave resume_epochs at 'additional'"
         )
-    if params.resume_from_run_id is None or params.resume_mode == "weights_only":
+    if params.resume_from_run_id is None or params.resume_mode == "weights_only" or goes_on:
         return
     for name, schedule in schedules.items():
         if schedule.kind not in BUDGETED:
