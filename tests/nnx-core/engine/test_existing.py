@@ -121,6 +121,23 @@ def test_it_is_continued_as_often_as_it_stops_and_then_returned(kit):
     assert everything() == before
 
 
+def test_a_continuation_of_what_was_replaced_since_is_not_taken_for_the_new_ones(kit):
+    params = kit.train_params()
+    for on_existing in ("resume", "replace"):
+        with pytest.raises(StopHere):
+            kit.model().train(again(params, on_existing), callbacks=[DieAt(7)])
+        if on_existing == "resume":
+            old = kit.model().train(again(params, "resume"))
+    model = kit.model()
+    (replaced,) = (run for run in NNRun.all() if run.id != old.id)
+    run = model.train(again(params, "resume"))
+    assert run.id == old.id
+    source = NNCheckpoint.verify(replaced.id, Checkpoints.LAST)["checkpoint_id"]
+    assert (
+        run.resume_status.source_checkpoint_id == source != (old.resume_status.source_checkpoint_id)
+    )
+
+
 def test_a_run_that_early_stopping_ended_is_finished(kit):
     asked = again(kit.train_params(n_epochs=30), "resume")
     stop = [EarlyStopping(patience=0, min_delta=10.0)]

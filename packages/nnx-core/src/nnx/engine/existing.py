@@ -15,9 +15,10 @@ from nnx.models import check_state_topology, state_topology
 from nnx.store import NNRun
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.errors import RunBusyError, RunExistsError
-from nnx.store.metadata import has_finished
-from nnx.store.paths import RunPaths
-from nnx.store.points import LATEST, read_point
+from nnx.store.manifest import locate
+from nnx.store.metadata import has_finished, read_metadata
+from nnx.store.paths import LAST, STEP, PointFiles, RunPaths
+from nnx.store.points import LATEST, read_point, step_is_newer
 from nnx.utils.locks import is_held
 
 if TYPE_CHECKING:
@@ -36,13 +37,16 @@ def settle(request: FitRequest, ranks: Ranks) -> tuple[FitPlan, bool, bool]:
     plan = plan_fit(request, ranks)
     wanted = getattr(plan.params, "on_existing", "error")
     overwrite = plan.params.overwrite_existing or wanted == "replace"
+    before: NNRun | None = None
     while wanted in ("resume", "load"):
-        state = ranks.from_writer(functools.partial(_state, plan.run, plan.params.n_epochs))
+        look = functools.partial(_state, plan.run, plan.params.n_epochs, before)
+        state = ranks.from_writer(look)
         if state in (ABSENT, EMPTY):
             overwrite = state == EMPTY
             break
         if wanted == "load" or state == FINISHED:
             return plan, False, True
+        before = plan.run
         plan = plan_fit(_going_on(request, plan.run.id), ranks)
     plan.run.ensure_writable(overwrite=overwrite)
     return plan, overwrite, False
@@ -68,8 +72,8 @@ def load(plan: FitPlan) -> NNRun:
     return NNRun.load(plan.run.id)
 
 
-def _state(run: NNRun, n_epochs: int) -> str:
-    """How far the run on disk is; changes nothing."""
+def _state(run: NNRun, n_epochs: int, before: NNRun | None) -> str:
+    """How far the run on disk is, as a continuation of the one ``before`` it; changes nothing."""
     paths = RunPaths.of(run.id)
     if is_held(paths.lease):
         raise RunBusyError(f"run {run.id} in {paths.root} is being trained by another process")
@@ -81,9 +85,20 @@ def _state(run: NNRun, n_epochs: int) -> str:
         raise RunExistsError(
             run.id, paths.root, why="it has no LAST checkpoint that could be loaded or continued"
         )
+    if before is not None and _left_over(paths, RunPaths.seen(paths.root, before.id)):
+        return EMPTY
     if done + 1 >= n_epochs or (done != NOTHING and has_finished(paths)):
         return FINISHED
     return UNFINISHED if done != NOTHING or paths.has_point() else EMPTY
+
+
+def _left_over(paths: RunPaths, before: RunPaths) -> bool:
+    """Whether a continuation is of a run that has been replaced by another training since."""
+    resumed = read_metadata(paths).get("resume")
+    source = resumed.get("source_checkpoint_id") if isinstance(resumed, dict) else None
+    tag = STEP if step_is_newer(before) else LAST
+    newest = locate(PointFiles(before.checkpoints, tag)).manifest
+    return source is not None and newest is not None and newest["checkpoint_id"] != source
 
 
 def _going_on(request: FitRequest, run_id: str) -> FitRequest:
