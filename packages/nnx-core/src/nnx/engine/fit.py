@@ -36,7 +36,7 @@ def fit(request: FitRequest) -> NNRun:
         if found:
             run = load(plan)
             if ranks.is_writer:
-                print(f"Run loaded from {_display_path(run.id)}")
+                print(f"Run loaded from {run.display_path()}")
             return run
         session = FitSession(plan, ranks)
         with ranks.open_writer(
