@@ -236,18 +236,32 @@ def checked_ids(ids: Any, name: str) -> list[Id]:
 
 def id_ranks(ids: Sequence[Id]) -> np.ndarray:
     """Numbers in the order of the ids, equal for equal ids, ``(N,)`` int64."""
-    if all(type(value) is int and -(2**63) <= value < 2**63 for value in ids):
-        return np.asarray(ids, dtype=np.int64)
-    places = {value: place for place, value in enumerate(sorted(set(ids)))}
-    return np.fromiter((places[value] for value in ids), dtype=np.int64, count=len(ids))
+    numbers = _integers(ids)
+    if numbers is not None:
+        return numbers
+    places = {value: place for place, value in enumerate(sorted(set(ids)))}  # type: ignore[type-var]
+    return np.fromiter(map(places.__getitem__, ids), dtype=np.int64, count=len(ids))
 
 
 def numbered(ids: Sequence[Id]) -> np.ndarray:
     """Numbers from 0 in the order in which ids first appear, ``(N,)`` int64."""
-    places: dict[Id, int] = {}
-    return np.fromiter(
-        (places.setdefault(value, len(places)) for value in ids), dtype=np.int64, count=len(ids)
-    )
+    numbers = _integers(ids)
+    if numbers is not None:
+        starts, sizes = _runs(numbers)
+        if len(set(numbers[starts].tolist())) == len(starts):  # each id's rows are together
+            return np.repeat(np.arange(len(starts)), sizes)
+    places = {value: place for place, value in enumerate(dict.fromkeys(ids))}
+    return np.fromiter(map(places.__getitem__, ids), dtype=np.int64, count=len(ids))
+
+
+def _integers(ids: Sequence[Id]) -> np.ndarray | None:
+    """Checked ids as int64; ``None`` for strings and for integers that are larger."""
+    if len(ids) and type(ids[0]) is not int:
+        return None
+    try:
+        return np.array(ids, dtype=np.int64)
+    except OverflowError:
+        return None
 
 
 def check_k(k: Any) -> int:

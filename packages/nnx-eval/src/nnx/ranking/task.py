@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ KIND = "ranking"
 CANDIDATE_SETS = ("sampled", "exhaustive")
 DEFAULT_METRICS = ("mrr", "recall", "ndcg")
 _KEYS = ("features", "query_ids", "candidate_ids", "relevance", "mask")
+_PART = 8192  # rows that are taken at once
 # Later fields; a task that does not use them is stored as before.
 _OMITTED = ("metrics", "grouped")
 
@@ -186,9 +188,10 @@ class RankingTask:
         """
         from nnx.ranking.evaluation import Rows
 
-        buffer = Rows(self)
-        for query, candidate, score, grade in rows:
-            buffer.add([query], [candidate], np.array([score]), np.array([grade]))
+        buffer, stream = Rows(self), iter(rows)
+        while part := list(itertools.islice(stream, _PART)):
+            queries, candidates, scores, grades = map(list, zip(*part))
+            buffer.add(queries, candidates, np.array(scores), grades)
         return buffer.finish().tuple()
 
 
