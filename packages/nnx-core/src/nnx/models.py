@@ -46,6 +46,7 @@ __all__ = [
     "check_state_topology",
     "check_topology",
     "check_wrapped_weights",
+    "current_net_params",
     "describe_borrowed",
     "described_params",
     "module_topology",
@@ -201,6 +202,12 @@ def same_topology(
     return before.keys() == now.keys() and all(
         None in (shape, now[name]) or shape == now[name] for name, shape in before.items()
     )
+
+
+def current_net_params(model: Model) -> Any:
+    """The parameters that rebuild the net: its own, which surgery keeps true."""
+    own = getattr(model.net, "params", None)
+    return own if model.params.builtin and isinstance(own, NNParams) else model.net_params
 
 
 def described_params(model: Model) -> NNModelParams:

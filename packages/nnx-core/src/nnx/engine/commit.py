@@ -8,7 +8,8 @@ from torch.nn.parameter import is_lazy
 
 from nnx.engine.batches import is_stateful, loader_length
 from nnx.engine.gradients import nonfinite_names
-from nnx.engine.training_state import NetBefore, Position, make_checkpoint, training_state
+from nnx.engine.resume.point import Position
+from nnx.engine.training_state import NetBefore, make_checkpoint, training_state
 from nnx.enums import Checkpoints
 from nnx.models import same_topology, state_topology
 

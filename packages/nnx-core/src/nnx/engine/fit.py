@@ -12,6 +12,7 @@ from nnx.engine.existing import load, settle
 from nnx.engine.loop import begin_epoch, loop
 from nnx.engine.ranks import join
 from nnx.engine.resume import restore
+from nnx.engine.resume.check import begin_from
 from nnx.engine.session import FitSession
 from nnx.engine.training_state import NetBefore
 from nnx.models import state_topology
@@ -39,6 +40,7 @@ def fit(request: FitRequest) -> NNRun:
                 print(f"Run loaded from {run.display_path()}")
             return run
         session = FitSession(plan, ranks)
+        session.begin_at(begin_from(session, session.found))
         with ranks.open_writer(
             plan.run,
             history=request.history,
@@ -88,7 +90,7 @@ def _start(session: FitSession) -> None:
     if session.start.point is None:
         _seed(session)
         session.hooks.begin()
-        session.ranks.begin(session)
+        session.ranks.begin(plan.run.id, model.net, session.ctx)
     else:
         with restore.undone_on_error(session):
             _resume(session)
@@ -104,7 +106,7 @@ def _resume(session: FitSession) -> None:
         session.epoch = session.position.epoch
         begin_epoch(session)
     session.registry.restore(session.start.components)
-    session.ranks.begin(session)
+    session.ranks.begin(session.plan.run.id, session.model.net, session.ctx)
     restore.restore_streams(session)
 
 

@@ -45,7 +45,7 @@ def loop(session: FitSession) -> None:
                 return
             reported.after_epoch(epoch, session.epoch_updates)
             _finish_epoch(session, progress)
-            if session.ranks.stops_after_epoch(session):
+            if session.ranks.stops_after_epoch(session.ctx):
                 return
     finally:
         progress.close()
@@ -78,7 +78,7 @@ def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> boo
         row(lr, index)
         if show is not None:
             show(loss)
-        if stops_now(session) and not is_last and not batches.exhausted():
+        if stops_now(session.ctx) and not is_last and not batches.exhausted():
             return False
         if every and session.updates_since_point >= every and not is_last:
             commit.check_weights(session)
@@ -91,7 +91,7 @@ def _run_epoch(session: FitSession, step: StepRunner, progress: Progress) -> boo
     if step.close(index):
         session.rows.amend_update_count(session.update_count)
     session.resumed_batches = 0
-    session.ranks.after_epoch(session)
+    session.ranks.after_epoch(session.model.net, session.plan.owner, session.engine.updates)
     commit.check_weights(session)
     return True
 

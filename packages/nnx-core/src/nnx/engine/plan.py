@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nnx.engine import checks, training_state
+from nnx.engine import checks
 from nnx.engine.compiled import check_compile
 from nnx.engine.owner import OwnerKind, UpdateOwner
 from nnx.engine.resume.point import check_request
-from nnx.models import described_params
+from nnx.models import current_net_params, described_params
 from nnx.precision import ResolvedPrecision
 from nnx.store import NNRun, providers
 
@@ -88,7 +88,7 @@ def plan_fit(request: FitRequest, ranks: Ranks) -> FitPlan:
     model_params = described_params(model)
     train, trainer = optimizers.stored(params)
     run = NNRun(
-        net=training_state.current_net_params(model),
+        net=current_net_params(model),
         train=train,
         model=model_params,
         trainer=trainer,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nnx.callbacks.context import CallbackContext
@@ -10,20 +12,21 @@ from nnx.engine import build, rng
 from nnx.engine.compiled import compiled_forward
 from nnx.engine.decision import Judge
 from nnx.engine.hooks import Hooks
-from nnx.engine.resume.check import begin_from
 from nnx.engine.rows import Rows
-from nnx.engine.training_state import Position, snapshot
+from nnx.models import current_net_params
 from nnx.objectives import check_objective_run
+from nnx.store import NNCheckpoint
 
 if TYPE_CHECKING:
     import torch
 
     from nnx.engine.plan import FitPlan
     from nnx.engine.ranks.base import Ranks
+    from nnx.engine.resume.point import FitStart, Position
     from nnx.models import Model
     from nnx.objectives import UpdateEvent
     from nnx.records import NNEvaluationDataPoint, NNIterationDataPoint
-    from nnx.store import NNCheckpoint, NNRun
+    from nnx.store import NNRun
     from nnx.store.writer import RunWriter
 
 
@@ -36,6 +39,7 @@ class FitSession:
     """
 
     writer: RunWriter
+    start: FitStart
 
     def __init__(self, plan: FitPlan, ranks: Ranks) -> None:
         self.plan = plan
@@ -59,13 +63,12 @@ class FitSession:
         )
         self.ctx = CallbackContext(self)
         self.hooks = Hooks(plan.callbacks, self.ctx)
-        self._count()
 
     def _build(self) -> None:
         plan, ranks = self.plan, self.ranks
         ranks.shard(self.model)
         self.optimizers = build.build_optimizers(plan)
-        point = ranks.find(plan.request, self.optimizers)
+        self.found = ranks.find(plan.request, self.optimizers)
         self.judge = Judge.of(plan.monitor)
         self.clocks = build.build_clocks(plan, self.optimizers)
         if plan.owner.objective is not None:
@@ -82,11 +85,10 @@ class FitSession:
         self.compiled = compiled_forward(plan.request)
         if self.compiled is not None:
             self.engine.on_backward_error = self.compiled.backward_failed
-        self.start = begin_from(self, point)
 
-    def _count(self) -> None:
+    def begin_at(self, start: FitStart) -> None:
         """Set the counters to where the fit begins."""
-        start = self.start
+        self.start, self.found = start, None
         self.topology: Mapping[str, Any] = {}  # of the net, once the callbacks have begun
         self.epoch = start.start_epoch
         self.global_step = start.start_step
@@ -152,7 +154,14 @@ class FitSession:
 
     def snapshot(self) -> Callable[..., NNCheckpoint]:
         """The model as it is now, a checkpoint that only lacks its record ``idp``."""
-        return snapshot(self.model)
+        model = self.model
+        return partial(
+            NNCheckpoint,
+            net_params=current_net_params(model),
+            net_state=copy.deepcopy(model.net.state_dict()),
+            model_params=model.params,
+            transforms=tuple(model.transforms),
+        )
 
     # Updates and batches -------------------------------------------------------------------
 

@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnx.engine import rng
 from nnx.engine.topology import optimizer_topology
-from nnx.models import check_recorded
-from nnx.params import NNParams
+from nnx.models import check_recorded, current_net_params
 from nnx.records import NNIterationDataPoint
 from nnx.store import NNCheckpoint
 
 if TYPE_CHECKING:
     from nnx.engine.session import FitSession
-    from nnx.models import Model
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a fit stood inside an epoch."""
-
-    epoch: int
-    consumed: int
-    epoch_updates: int
-    epoch_rng: Mapping[str, Any]
-    fetch_rng: Mapping[str, Any] | None
-    rng: Mapping[str, Any]
-    loader_state: Any
-    window: Mapping[str, Any] | None
-    recorder: Mapping[str, Any]
-    records: tuple[NNIterationDataPoint, ...]
-
-    def state(self) -> dict[str, Any]:
-        """As plain data and tensors; a training state has the random streams ``rng`` itself."""
-        state = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rng"}
-        return {**state, "records": [record.state() for record in self.records]}
-
-    @staticmethod
-    def of(training_state: Mapping[str, Any], *, rebase: bool) -> Position | None:
-        """That of a point inside an epoch; with ``rebase`` its batches are counted from 0."""
-        saved = training_state.get("position")
-        if saved is None:
-            return None
-        records = tuple(NNIterationDataPoint.from_state(r) for r in saved["records"])
-        if rebase:
-            records = tuple(replace(r, iter_idx=i) for i, r in enumerate(records))
-        return Position(**{**saved, "records": records, "rng": training_state["rng_state"]})
 
 
 class NetBefore(NamedTuple):
@@ -80,23 +43,6 @@ def make_checkpoint(
         idp=idp,
         transforms=(*model.transforms, *extra),
     )
-
-
-def snapshot(model: Model) -> Callable[..., NNCheckpoint]:
-    """``model`` as it is now, a checkpoint that only lacks its record ``idp``."""
-    return partial(
-        NNCheckpoint,
-        net_params=current_net_params(model),
-        net_state=copy.deepcopy(model.net.state_dict()),
-        model_params=model.params,
-        transforms=tuple(model.transforms),
-    )
-
-
-def current_net_params(model: Model) -> Any:
-    """The parameters that rebuild the net: its own, which surgery keeps true."""
-    own = getattr(model.net, "params", None)
-    return own if model.params.builtin and isinstance(own, NNParams) else model.net_params
 
 
 def training_state(session: FitSession, *, completed_epoch: int) -> dict[str, Any]:

@@ -10,8 +10,11 @@ from nnx.engine.resume.point import find_point
 from nnx.store.writer import RunWriter
 
 if TYPE_CHECKING:
+    import torch
+
+    from nnx.callbacks.context import CallbackContext
+    from nnx.engine.owner import UpdateOwner
     from nnx.engine.request import FitRequest
-    from nnx.engine.session import FitSession
     from nnx.engine.window import WindowSynchronizer
     from nnx.models import Model
     from nnx.prediction.inference import EvaluationTotals
@@ -67,15 +70,15 @@ class Ranks:
     def seed(self, seed: int) -> int:
         return seed
 
-    def begin(self, session: FitSession) -> None:
+    def begin(self, run_id: str, net: torch.nn.Module, ctx: CallbackContext) -> None:
         """After the callbacks have begun, before the first epoch."""
 
-    def stops_now(self, session: FitSession) -> bool:
+    def stops_now(self, ctx: CallbackContext) -> bool:
         """Whether training ends after the batch just trained on."""
-        return session.ctx.stop_at_update
+        return ctx.stop_at_update
 
-    def stops_after_epoch(self, session: FitSession) -> bool:
-        return session.ctx.should_stop or session.ctx.stop_at_update
+    def stops_after_epoch(self, ctx: CallbackContext) -> bool:
+        return ctx.should_stop or ctx.stop_at_update
 
     def extra_batches(self, loader: Any) -> Iterable[Any]:
         """Batches to run after this process's own validation batches, for the others' sake."""
@@ -118,5 +121,5 @@ class Ranks:
             f"process; {way_out}"
         ]
 
-    def after_epoch(self, session: FitSession) -> None:
+    def after_epoch(self, net: torch.nn.Module, owner: UpdateOwner, updates: int) -> None:
         """Between an epoch's last batch and its validation."""

@@ -18,10 +18,11 @@ from nnx.engine.resume.point import find_point
 from nnx.store.writer import RunWriter
 
 if TYPE_CHECKING:
+    from nnx.callbacks.context import CallbackContext
     from nnx.distributed.group import Group
     from nnx.distributed.spec import DDP, FSDP
+    from nnx.engine.owner import UpdateOwner
     from nnx.engine.request import FitRequest
-    from nnx.engine.session import FitSession
     from nnx.prediction.inference import EvaluationTotals
     from nnx.records import NNEvaluationDataPoint
     from nnx.store import NNRun
@@ -109,23 +110,22 @@ class DataParallel(Ranks):
         """Rank 0 keeps the seed; the others' streams are derived from it."""
         return (seed + self.group.rank * 0x9E3779B1) % (1 << 32)
 
-    def begin(self, session: FitSession) -> None:
-        net = session.model.net
-        self._check_equal_plans(session)
+    def begin(self, run_id: str, net: torch.nn.Module, ctx: CallbackContext) -> None:
+        self._check_equal_plans(run_id, net)
         self.group.broadcast(self._replicated(net))
-        self._asks_each_batch = self.group.any(bool(session.ctx.update_listeners))
+        self._asks_each_batch = self.group.any(bool(ctx.update_listeners))
 
     def _replicated(self, net: torch.nn.Module) -> list[torch.Tensor]:
         """What of the network every process holds alike."""
         return [t.data for t in (*net.parameters(), *net.buffers())]
 
-    def _check_equal_plans(self, session: FitSession) -> None:
+    def _check_equal_plans(self, run_id: str, net: torch.nn.Module) -> None:
         """The same run, the same model and the same data plan in every process."""
         plans = [loader.descriptor() for loader in self.loaders]
         self._check_equal(
             {
-                "run": session.plan.run.id,
-                "parameters": layout(session.model.net),
+                "run": run_id,
+                "parameters": layout(net),
                 "loaders": plans,
             }
         )
@@ -140,14 +140,14 @@ class DataParallel(Ranks):
                     + "; ".join(f"{other[key]} against {mine[key]}" for key in differing)
                 )
 
-    def stops_now(self, session: FitSession) -> bool:
+    def stops_now(self, ctx: CallbackContext) -> bool:
         if not self._asks_each_batch:
             return False
-        session.ctx.stop_at_update = self.group.any(session.ctx.stop_at_update)
-        return session.ctx.stop_at_update
+        ctx.stop_at_update = self.group.any(ctx.stop_at_update)
+        return ctx.stop_at_update
 
-    def stops_after_epoch(self, session: FitSession) -> bool:
-        return self.group.any(session.ctx.should_stop or session.ctx.stop_at_update)
+    def stops_after_epoch(self, ctx: CallbackContext) -> bool:
+        return self.group.any(ctx.should_stop or ctx.stop_at_update)
 
     def merge(self, totals: EvaluationTotals) -> EvaluationTotals:
         whole = totals.emptied()
@@ -190,16 +190,16 @@ class DataParallel(Ranks):
             return [f"the checkpoint's data plan is {saved['plans']}, this run's {plans}"]
         return []
 
-    def after_epoch(self, session: FitSession) -> None:
+    def after_epoch(self, net: torch.nn.Module, owner: UpdateOwner, updates: int) -> None:
         """A step function must have left the updates to the engine.
 
         Buffers that training moved (batch statistics) become the writer's, in whose
         checkpoint they are.
         """
-        buffers = list(session.model.net.buffers())
+        buffers = list(net.buffers())
         if buffers:
             self.group.broadcast(buffers)
-        if session.plan.owner.step_fn is not None and session.engine.updates == 0:
+        if owner.step_fn is not None and updates == 0:
             raise ValueError(
                 "the train_step_fn took no update through the engine, so the processes' models "
                 "drift apart: call default_train_step(ctx) inside it, or pass objective="

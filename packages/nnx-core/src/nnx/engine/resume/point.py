@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from nnx.components import ComponentRegistry
 from nnx.engine.clocks import BUDGETED
-from nnx.engine.training_state import Position
 from nnx.enums import Schedulers
-from nnx.records import ResumeStatus
+from nnx.records import NNIterationDataPoint, ResumeStatus
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
     from nnx.store.inherited import InheritedBest
     from nnx.store.points import ResumePoint
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a fit stood inside an epoch."""
+
+    epoch: int
+    consumed: int
+    epoch_updates: int
+    epoch_rng: Mapping[str, Any]
+    fetch_rng: Mapping[str, Any] | None
+    rng: Mapping[str, Any]
+    loader_state: Any
+    window: Mapping[str, Any] | None
+    recorder: Mapping[str, Any]
+    records: tuple[NNIterationDataPoint, ...]
+
+    def state(self) -> dict[str, Any]:
+        """As plain data and tensors; a training state has the random streams ``rng`` itself."""
+        state = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rng"}
+        return {**state, "records": [record.state() for record in self.records]}
+
+    @staticmethod
+    def of(training_state: Mapping[str, Any], *, rebase: bool) -> Position | None:
+        """That of a point inside an epoch; with ``rebase`` its batches are counted from 0."""
+        saved = training_state.get("position")
+        if saved is None:
+            return None
+        records = tuple(NNIterationDataPoint.from_state(r) for r in saved["records"])
+        if rebase:
+            records = tuple(replace(r, iter_idx=i) for i, r in enumerate(records))
+        return Position(**{**saved, "records": records, "rng": training_state["rng_state"]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
