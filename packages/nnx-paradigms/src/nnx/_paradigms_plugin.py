@@ -78,7 +78,10 @@ def nnx_objectives() -> Mapping[tuple[str, int], Any]:
 
 @hookimpl
 def nnx_model_factories() -> Mapping[tuple[str, int], Any]:
-    return {("diffusion.mlp", 1): "nnx.diffusion.nets:build"}
+    return {
+        ("diffusion.mlp", 1): "nnx.diffusion.nets:build",
+        ("diffusion.unet", 1): "nnx.diffusion.unet:build",
+    }
 
 
 @hookimpl

@@ -9,3 +9,6 @@ from .training import diffusion_train_step_factory as diffusion_train_step_facto
 from .sampling import sample_in_steps as sample_in_steps
 from .schedules import zero_terminal_snr as zero_terminal_snr
 from .training import stored_schedule as stored_schedule
+from .sampling import sample_run as sample_run
+from .training import stored_diffusion as stored_diffusion
+from .unet import UNet as UNet
