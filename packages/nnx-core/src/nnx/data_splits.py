@@ -28,6 +28,10 @@ from nnx.data.split_strategies import (
     by_class,
     by_group,
     by_time,
+    fold_by_class,
+    fold_by_group,
+    fold_by_order,
+    fold_starts,
     one_from_the_richest,
     ranked,
 )
@@ -50,6 +54,7 @@ __all__ = [
     "SplitError",
     "SplitIndices",
     "SplitManifest",
+    "plan_folds",
     "plan_split",
 ]
 
@@ -132,6 +137,109 @@ def plan_split(
         parameters=parameters,
         seed=seed,
     )
+
+
+def plan_folds(
+    ids: Iterable[Any] | None = None,
+    *,
+    k: int = 5,
+    n_rows: int | None = None,
+    labels: Iterable[Any] | None = None,
+    groups: Iterable[Any] | None = None,
+    times: Iterable[Any] | None = None,
+    gap: Any = None,
+    seed: int = 0,
+    source: IdentityRef | str | None = None,
+) -> tuple[SplitManifest, ...]:
+    """Decide the ``k`` folds of a cross-validation: one manifest each, validating on its fold.
+
+    Rows are dealt in seeded order; with ``labels`` every fold has its share of each class,
+    with ``groups`` the rows of a group stay together. With ``times`` the rows are cut into
+    ``k + 1`` periods: each of the later ones is validated by a model of all the rows before
+    it, less those within ``gap``; what comes after is excluded. Without ``ids`` the plan holds
+    row positions, takes ``n_rows`` where no column says how many there are, and needs a
+    ``source``. Like :func:`plan_split`, no stream of random numbers is drawn from.
+    Raises :class:`SplitError`.
+    """
+    columns = {"labels": labels, "groups": groups, "times": times}
+    given = [name for name, column in columns.items() if column is not None]
+    if len(given) > 1:
+        raise SplitError(f"folds are made by one of labels, groups and times, not {given}")
+    by = given[0] if given else "rows"
+    try:
+        k = check.count("plan_folds", "k", k, at_least=1 if by == "times" else 2)
+    except ValueError as error:
+        raise SplitError(str(error)) from None
+    if gap is not None and by != "times":
+        raise SplitError("gap= belongs to times=")
+    source = source_identity(source)
+    if ids is None and source.kind == "unknown":
+        raise SplitError("a plan without ids holds row positions and needs source=")
+    known = None if ids is None else as_list(ids, "ids")
+    parameters: dict[str, Any] = {"by": by, "folds": k}
+    if by == "times":
+        moments = Times(times)
+        members = _ids(known, len(moments), by)
+        span = 0 if gap is None else moments.span(gap)
+        parameters["gap"] = moments.seconds(span)
+        found = _periods(moments, k, span)
+    else:
+        column = columns.get(by)
+        values = None if column is None else plain_values(column, by, (str, int, float, bool))
+        members = _ids(known, _row_count(known, n_rows) if values is None else len(values), by)
+        found = _dealt(members, by, values, k, _seed(seed))
+    manifests = []
+    for fold, codes in enumerate(found):
+        splits = _deal(members, codes)
+        if not splits["train"]:
+            raise SplitError(f"fold {fold} has no row to train on; choose a smaller gap")
+        manifests.append(
+            SplitManifest(
+                strategy="explicit", train=splits["train"], validation=splits["validation"],
+                test=(), excluded=splits["excluded"],
+                ids="position" if ids is None else "sample", source=source, parameters={**parameters, "fold": fold},
+                seed=None if by == "times" else seed,
+            )
+        )  # fmt: skip
+    return tuple(manifests)
+
+
+def _dealt(
+    members: Sequence[SampleId], by: str, values: Sequence[Any] | None, k: int, seed: int
+) -> list[Any]:
+    """The codes of each fold: 0 train, 1 validation."""
+    if by == "groups":
+        assert values is not None
+        folds = fold_by_group(values, functools.partial(ranked, seed=seed, what="group"), k)
+    else:
+        if len(members) < k:
+            raise SplitError(f"{len(members)} row(s) cannot fill {k} folds; use fewer folds")
+        order = ranked(members, seed, "sample")
+        folds = fold_by_order(order, k) if values is None else fold_by_class(values, order, k)
+    return [(folds == fold).astype(np.int8) for fold in range(k)]
+
+
+def _periods(times: Times, k: int, gap: int | float) -> list[Any]:
+    """The codes of each fold by time: what comes after its period is excluded."""
+    starts = fold_starts(times, k)
+    found = []
+    for start, end in zip(starts, [*starts[1:], None]):
+        codes = by_time(times, (start, None), gap)
+        if end is not None:
+            codes[~times.before(end)] = 3
+        found.append(codes)
+    return found
+
+
+def _row_count(ids: Sequence[Any] | None, n_rows: int | None) -> int:
+    if ids is not None:
+        return len(ids)
+    try:
+        return check.count("plan_folds", "n_rows", n_rows)
+    except ValueError:
+        raise SplitError(
+            "say how many rows there are: ids=, n_rows=, or a column of labels, groups or times"
+        ) from None
 
 
 _TAKES = {

@@ -46,7 +46,7 @@ def check(
 ) -> dict[str, Any]:
     """The record itself, when it calibrates the checkpoint's model."""
     if isinstance(record, dict) and _CHAIN.fullmatch(str(record.get("format"))):
-        calibrator = record.get("calibrator")
+        calibrator: Any = record.get("calibrator")
         _check_calibrator(calibrator, f"the calibrator of {where}", checkpoint, error)
         if calibrator["model_id"] != record.get("model_id"):
             raise error(f"{where} and its calibrator are of different models")

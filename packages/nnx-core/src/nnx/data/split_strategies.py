@@ -159,6 +159,60 @@ def by_time(times: Times, cutoffs: Sequence[int | float | None], gap: int | floa
     return result
 
 
+def fold_by_order(order: Order, k: int) -> Order:
+    """The fold of each row: rows are dealt in turn, so that sizes differ by one at most."""
+    folds = np.empty(len(order), dtype=np.intp)
+    folds[order] = np.arange(len(order)) % k
+    return folds
+
+
+def fold_by_class(labels: Sequence[Any], order: Order, k: int) -> Order:
+    """Dealt class by class: the folds' sizes differ by one at most, and their rows of a class too."""
+    names, codes = _encode(labels)
+    sizes = np.bincount(codes, minlength=len(names)).tolist()
+    small = [f"{names[c]!r} ({size})" for c, size in enumerate(sizes) if size < k]
+    if small:
+        raise SplitError(
+            f"these classes have fewer rows than the {k} folds: {', '.join(small[:5])}; merge or "
+            "drop them, or use fewer folds"
+        )
+    return fold_by_order(order[np.argsort(codes[order], kind="stable")], k)
+
+
+def fold_by_group(
+    groups: Sequence[Any], order_of: Callable[[Sequence[Any]], Order], k: int
+) -> Order:
+    """Whole groups, the largest first, each to the fold with the fewest rows."""
+    names, codes = _encode(groups)
+    if len(names) < k:
+        raise SplitError(f"{len(names)} group(s) cannot fill {k} folds; use fewer folds")
+    sizes = np.bincount(codes, minlength=len(names)).tolist()
+    rows, chosen = [0] * k, [0] * len(names)
+    for group in sorted(order_of(names).tolist(), key=lambda group: -sizes[group]):
+        fold = min(range(k), key=rows.__getitem__)
+        chosen[group] = fold
+        rows[fold] += sizes[group]
+    return np.asarray(chosen, dtype=np.intp)[codes]
+
+
+def fold_starts(times: Times, k: int) -> list[int | float]:
+    """Where each of ``k`` later periods begins, the first period before them only trains.
+
+    Periods are of about equal numbers of rows, and rows of one time are never parted.
+    """
+    points = times.sorted()
+    starts: list[int | float] = []
+    for i in range(1, k + 1):
+        start = points[i * len(points) // (k + 1)]
+        if start > (starts[-1] if starts else points[0]):
+            starts.append(start)
+    if len(starts) < k:
+        raise SplitError(
+            f"the rows have too few distinct times for {k} folds after a first period; use fewer"
+        )
+    return starts
+
+
 def _encode(values: Sequence[Any]) -> tuple[list[Any], np.ndarray[Any, np.dtype[np.intp]]]:
     """The distinct values, sorted, and each row's position among them."""
     integers = as_integers(values)

@@ -141,6 +141,13 @@ class Times:
     def __len__(self) -> int:
         return len(self._values)
 
+    def sorted(self) -> list[int | float]:
+        """All times in order, as :meth:`point` returns them."""
+        if isinstance(self._values, list):
+            return sorted(self._values)
+        ticks = np.sort(self._values).tolist()
+        return [tick * self._unit for tick in ticks] if self._unit != 1 else ticks
+
     def before(self, cutoff: int | float) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which rows come before ``cutoff`` (a value that :meth:`point` returned)."""
         values = self._values

@@ -1,3 +1,5 @@
+from .folds import Folds as Folds
+from .folds import OutOfFold as OutOfFold
 from .outcomes import Diagnostic as Diagnostic
 from .outcomes import FitResult as FitResult
 from .outcomes import PlanError as PlanError

@@ -11,6 +11,8 @@ from nnx.params import NNModelParams, NNParams, NNTrainParams
 from nnx.plans.outcomes import FitResult, PlanValidation, ProbeResult
 
 if TYPE_CHECKING:
+    from nnx.data_splits import SplitManifest
+    from nnx.plans.folds import Folds
     from nnx.plans.replicates import Replicates
 
 ATTEMPT_SALT_PREFIX = "plan-attempt:"
@@ -234,3 +236,25 @@ class ExperimentPlan:
         from nnx.plans.replicates import Replicates
 
         return Replicates(self, tuple(seeds), label)
+
+    def folds(
+        self,
+        data: Any,
+        splits: Iterable[SplitManifest],
+        *,
+        ids: Iterable[Any] | None = None,
+        batch_size: int = 32,
+        label: str = "fold",
+    ) -> Folds:
+        """This experiment cross-validated on ``splits``, as ``plan_folds`` gives them.
+
+        ``data`` is a map-style dataset, whose rows are batched here (training shuffled), or a
+        function of ``SplitIndices`` that returns the loaders ``(train, validation)``, the
+        second in the order of ``indices.validation``. ``ids`` names the rows where the splits
+        were planned with ids. ``train()`` fits the folds that are missing.
+        """
+        from nnx.plans.folds import Folds
+
+        return Folds(
+            self, data, tuple(splits), None if ids is None else tuple(ids), batch_size, label
+        )

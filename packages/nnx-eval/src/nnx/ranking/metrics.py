@@ -239,7 +239,7 @@ def id_ranks(ids: Sequence[Id]) -> np.ndarray:
     numbers = _integers(ids)
     if numbers is not None:
         return numbers
-    places = {value: place for place, value in enumerate(sorted(set(ids)))}  # type: ignore[type-var]
+    places = {value: place for place, value in enumerate(sorted(set(ids)))}
     return np.fromiter(map(places.__getitem__, ids), dtype=np.int64, count=len(ids))
 
 
