@@ -19,7 +19,7 @@ from nnx.plugins.siblings import how_to_get, install_line
 from torch.utils.data import DataLoader, TensorDataset
 
 OPTIONAL = (
-    "pandas", "sklearn", "tensorboard", "wandb", "torchdata", "torch_geometric", "tokenizers",
+    "pandas", "sklearn", "tensorboard", "wandb", "mlflow", "torchdata", "torch_geometric", "tokenizers",
     "huggingface_hub", "plotly", "captum", "torchinfo", "torchao", "optuna", "gguf", "faiss",
     "onnx", "peft", "transformers",
 )  # fmt: skip
@@ -107,6 +107,7 @@ REFUSALS = {
         install_line("nnx-core", "tabular"),
     ),
     "tensorboard": (lambda: nnx.TensorBoardCallback(), install_line("nnx-core", "tensorboard")),
+    "mlflow": (lambda: nnx.MLflowCallback(), install_line("nnx-core", "mlflow")),
     "wandb": (lambda: nnx.WandbCallback(project="p"), install_line("nnx-core", "wandb")),
     "the hub": (lambda: a_model().save_pretrained("here"), how_to_get("That", "nnx-hub")),
     "publishing": (lambda: a_model().push_to_hub("me/model"), how_to_get("That", "nnx-hub")),

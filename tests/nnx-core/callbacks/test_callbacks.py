@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import collections
 import importlib.util
+import os
 import re
 import sys
 import time
+import types
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 from nnx.callbacks import (
     Callback,
     LRMonitor,
+    MLflowCallback,
     ModelCheckpoint,
     TensorBoardCallback,
     WandbCallback,
@@ -38,7 +42,8 @@ def context(epoch=0, lr=0.1, *, optimizers=None, retention=None, **fields):
     return SimpleNamespace(
         epoch=epoch, idp=idp, idps=[idp], optimizer=optimizer, optimizers=optimizers,
         retention=retention, deferred=deferred, defer_checkpoint=deferred.append,
-        run=SimpleNamespace(id="abc", state=lambda: {"id": "abc", "train": {"n_epochs": 2}}),
+        failed=False,
+        run=SimpleNamespace(id="abc", name=None, state=lambda: {"id": "abc", "train": {"n_epochs": 2}}),
     )  # fmt: skip
 
 
@@ -249,7 +254,8 @@ def test_wandb_attaches_to_a_run_and_leaves_it_open():
 
 
 @pytest.mark.parametrize(
-    ("make", "package"), [(TensorBoardCallback, "tensorboard"), (WandbCallback, "wandb")]
+    ("make", "package"),
+    [(TensorBoardCallback, "tensorboard"), (WandbCallback, "wandb"), (MLflowCallback, "mlflow")],
 )
 def test_a_missing_library_is_named_before_any_work(make, package, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -262,9 +268,9 @@ def test_a_missing_library_is_named_before_any_work(make, package, monkeypatch):
 def test_importing_the_callbacks_loads_no_logger():
     import subprocess
 
-    code = "import nnx.callbacks, sys; print('wandb' in sys.modules, 'tensorboard' in sys.modules)"
+    code = "import nnx.callbacks, sys; print({'wandb', 'tensorboard', 'mlflow'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.split() == ["False", "False"]
+    assert out.stdout == "set()\n"
 
 
 def test_wandb_leaves_a_run_open_that_was_active_before(tmp_path, monkeypatch):
@@ -279,3 +285,102 @@ def test_wandb_leaves_a_run_open_that_was_active_before(tmp_path, monkeypatch):
         assert wandb.run is mine
     finally:
         mine.finish()
+
+
+# A store of files cannot hold "lr" beside "lr/D", which is one of the named rates anyway.
+IN_MLFLOW = {tag: value for tag, value in EXPECTED.items() if tag != "lr"}
+
+
+class TrackingStore:
+    """What the callback asks of ``mlflow``, in memory."""
+
+    def __init__(self, monkeypatch):
+        self.experiments, self.runs, self.active = {"Default": "0"}, {}, None
+        entities = types.ModuleType("mlflow.entities")
+        entities.Metric = collections.namedtuple("Metric", "key value timestamp step")
+        entities.Param = collections.namedtuple("Param", "key value")
+        mlflow = types.ModuleType("mlflow")
+        mlflow.entities, mlflow.MlflowClient = entities, lambda uri: self
+        mlflow.active_run = lambda: self.active
+        mlflow.__spec__ = importlib.util.spec_from_loader("mlflow", None)
+        monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+        monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+
+    def get_experiment_by_name(self, name):
+        found = self.experiments.get(name)
+        return found and types.SimpleNamespace(experiment_id=found)
+
+    def create_experiment(self, name):
+        return self.experiments.setdefault(name, str(len(self.experiments)))
+
+    def create_run(self, experiment, tags, run_name):
+        run = {"experiment": experiment, "tags": tags, "name": run_name}
+        id = "one"
+        self.runs[id] = {**run, "metrics": [], "params": {}, "status": "RUNNING"}
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=id))
+
+    def log_batch(self, id, metrics=(), params=()):
+        assert len(metrics) <= 1000
+        assert len(params) <= 100
+        self.runs[id]["metrics"] += metrics
+        self.runs[id]["params"] |= dict(params)
+
+    def set_terminated(self, id, status):
+        self.runs[id]["status"] = status
+
+
+def test_mlflow_gets_every_number_the_configuration_and_how_it_ended(monkeypatch):
+    store = TrackingStore(monkeypatch)
+    for failed, status in ((False, "FINISHED"), (True, "FAILED")):
+        callback = MLflowCallback(experiment="mine")
+        context = full_context(0)
+        callback.on_epoch_end(context)
+        callback.on_epoch_end(full_context(1))
+        context.failed = failed
+        callback.on_train_end(context)
+        (run,) = store.runs.values()
+        assert (store.experiments, run["experiment"]) == ({"Default": "0", "mine": "1"}, "1")
+        assert (run["status"], run["tags"]) == (status, {"nnx.run_id": context.run.id})
+        assert run["params"]["train.n_epochs"] == "2"
+        for step in (0, 1):
+            logged = {m.key: m.value for m in run["metrics"] if m.step == step}
+            assert logged == IN_MLFLOW
+
+
+def test_mlflow_leaves_a_run_open_that_was_active_or_is_given(monkeypatch):
+    store = TrackingStore(monkeypatch)
+    mine = store.create_run("0", {}, "mine")
+    for callback, active in ((MLflowCallback(mlflow_run=mine), None), (MLflowCallback(), mine)):
+        store.active = active
+        callback.on_epoch_end(full_context(0))
+        callback.on_train_end(full_context(0))
+        (run,) = store.runs.values()
+        assert (run["status"], run["params"]["train.n_epochs"]) == ("RUNNING", "2")
+    with pytest.raises(ValueError, match="a run that was started already; experiment='x'"):
+        MLflowCallback(experiment="x", mlflow_run=mine)
+
+
+def test_mlflow_itself_stores_what_was_logged(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = tmp_path.as_uri()
+    callback = MLflowCallback("mine", tracking_uri=uri)
+    for epoch in (0, 1):
+        callback.on_epoch_end(full_context(epoch))
+    callback.on_train_end(full_context(1))
+    client = mlflow.MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["train.n_epochs"] == "2"
+    for tag, value in IN_MLFLOW.items():
+        history = client.get_metric_history(run.info.run_id, tag)
+        assert sorted((m.step, m.value) for m in history) == [(0, value), (1, value)]
+
+
+def test_no_logger_writes_into_the_runs_folder_by_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    callback = TensorBoardCallback()
+    callback.on_epoch_end(full_context(0))
+    callback.on_train_end(full_context(0))
+    assert os.listdir() == ["tensorboard"]
+    assert os.listdir("tensorboard") == [full_context(0).run.id]

@@ -3,6 +3,7 @@
 from .callbacks import Callback as Callback
 from .callbacks import EarlyStopping as EarlyStopping
 from .callbacks import LRMonitor as LRMonitor
+from .callbacks import MLflowCallback as MLflowCallback
 from .callbacks import ModelCheckpoint as ModelCheckpoint
 from .callbacks import TensorBoardCallback as TensorBoardCallback
 from .callbacks import WandbCallback as WandbCallback

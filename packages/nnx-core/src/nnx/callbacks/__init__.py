@@ -2,7 +2,7 @@
 
 from nnx.callbacks.base import Callback, FunctionCallback, as_callback, history_access_of
 from nnx.callbacks.early_stopping import EarlyStopping
-from nnx.callbacks.loggers import TensorBoardCallback, WandbCallback
+from nnx.callbacks.loggers import MLflowCallback, TensorBoardCallback, WandbCallback
 from nnx.callbacks.lr_monitor import LRMonitor
 from nnx.callbacks.model_checkpoint import ModelCheckpoint
 
@@ -11,6 +11,7 @@ __all__ = [
     "EarlyStopping",
     "FunctionCallback",
     "LRMonitor",
+    "MLflowCallback",
     "ModelCheckpoint",
     "TensorBoardCallback",
     "WandbCallback",

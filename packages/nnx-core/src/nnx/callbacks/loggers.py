@@ -1,12 +1,19 @@
-"""Stream an epoch's numbers to TensorBoard or Weights & Biases."""
+"""Stream an epoch's numbers to TensorBoard, Weights & Biases or MLflow.
+
+None of them writes into the runs folder by itself: what lies there is a run.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from nnx.callbacks.base import Callback
 from nnx.plugins.siblings import install_line
+from nnx.utils.tables import flatten_dict
 
 if TYPE_CHECKING:
     from nnx.callbacks.context import CallbackContext as _CallbackContext
@@ -49,8 +56,7 @@ def _record_scalars(prefix: str, record: NNEvaluationDataPoint | None) -> dict[s
 class TensorBoardCallback(Callback):
     """Write every epoch's numbers to a TensorBoard ``SummaryWriter``.
 
-    ``log_dir`` is the writer's directory (``None``: TensorBoard's own choice under
-    ``runs/``). ``flush_each_epoch`` makes each epoch visible at once. Raises
+    ``log_dir`` is the writer's directory (``None``: ``tensorboard/<run id>``). ``flush_each_epoch`` makes each epoch visible at once. Raises
     ``ImportError`` when tensorboard is not installed.
     """
 
@@ -66,7 +72,7 @@ class TensorBoardCallback(Callback):
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(self.log_dir)
+            self._writer = SummaryWriter(self.log_dir or os.path.join("tensorboard", ctx.run.id))
         for tag, value in epoch_scalars(ctx).items():
             self._writer.add_scalar(tag, value, ctx.epoch)
         if self.flush_each_epoch:
@@ -123,6 +129,96 @@ class WandbCallback(Callback):
         run = wandb.init(**{"project": self.project, "config": ctx.run.state(), **self.init_kwargs})
         self._owned = run is not active  # wandb hands out a run that is active already
         return run
+
+
+class MLflowCallback(Callback):
+    """Log every epoch's numbers, and the run's configuration as parameters, to MLflow.
+
+    ``experiment`` is the experiment's name (``None``: ``MLFLOW_EXPERIMENT_NAME``, else
+    MLflow's default one) and ``tracking_uri`` the server or store (``None``: MLflow's own
+    setting). The MLflow run has the name of the run, or its id, and the tag ``nnx.run_id``;
+    it ends with the fit, as failed where the fit failed. ``mlflow_run`` attaches to a run of
+    the caller's, by its id or as MLflow gives it, which stays open, as does a run that is
+    active when the fit begins. Characters that MLflow takes in no name become ``_``. Raises
+    ``ImportError`` when mlflow is not installed.
+    """
+
+    rank_behaviour = "writer"
+
+    def __init__(
+        self,
+        experiment: str | None = None,
+        tracking_uri: str | None = None,
+        mlflow_run: Any = None,
+    ) -> None:
+        if mlflow_run is not None and experiment is not None:
+            raise ValueError(
+                "MLflowCallback: mlflow_run= is a run that was started already; experiment="
+                f"{experiment!r} cannot apply to it"
+            )
+        _require("mlflow", "MLflowCallback")
+        self.experiment = experiment
+        self.tracking_uri = tracking_uri
+        self._attached = mlflow_run
+        self._client: Any = None
+        self._run_id: str | None = None
+        self._owned = False
+
+    def on_epoch_end(self, ctx: _CallbackContext) -> None:
+        import time
+
+        from mlflow.entities import Metric
+
+        if self._run_id is None:
+            self._begin(ctx)
+        now = int(time.time() * 1000)
+        scalars = {_mlflow_name(tag): value for tag, value in epoch_scalars(ctx).items()}
+        if ctx.optimizers:
+            del scalars["lr"]  # a store of files has no room for it beside "lr/<name>"
+        metrics = [Metric(name, value, now, ctx.epoch) for name, value in scalars.items()]
+        for some in _batches(metrics, 1000):
+            self._client.log_batch(self._run_id, metrics=some)
+
+    def on_train_end(self, ctx: _CallbackContext) -> None:
+        run_id, self._run_id = self._run_id, None
+        if run_id is not None and self._owned:
+            self._client.set_terminated(run_id, "FAILED" if ctx.failed else "FINISHED")
+
+    def _begin(self, ctx: _CallbackContext) -> None:
+        import mlflow
+        from mlflow.entities import Param
+
+        self._client = mlflow.MlflowClient(self.tracking_uri)
+        found = self._attached or (None if self.tracking_uri else mlflow.active_run())
+        self._owned = found is None
+        if found is None:
+            found = self._client.create_run(
+                self._experiment_id(), tags={"nnx.run_id": ctx.run.id},
+                run_name=ctx.run.name or ctx.run.id,
+            )  # fmt: skip
+        self._run_id = found if isinstance(found, str) else found.info.run_id
+        config = {_mlflow_name(key): value for key, value in flatten_dict(ctx.run.state()).items()}
+        told = [Param(k, str(v)[:_MLFLOW_TEXT]) for k, v in config.items() if v is not None]
+        for some in _batches(told, 100):
+            self._client.log_batch(self._run_id, params=some)
+
+    def _experiment_id(self) -> str:
+        name = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
+        found = self._client.get_experiment_by_name(name)
+        return self._client.create_experiment(name) if found is None else found.experiment_id
+
+
+_MLFLOW_TEXT = 6000  # characters in the value of a parameter
+
+
+def _mlflow_name(name: str) -> str:
+    return re.sub(r"[^\w.\-/ ]", "_", name)[:250]
+
+
+def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
+    """What MLflow takes in one request."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def _require(package: str, owner: str) -> None:
