@@ -22,6 +22,7 @@ CORE = "nnx-core"
 
 # Import name -> distribution name, where they differ.
 DISTRIBUTIONS = {
+    "mlflow": "mlflow-skinny",
     "faiss": "faiss-cpu",
     "importlib_metadata": "importlib-metadata",
     "lazy_loader": "lazy-loader",
