@@ -36,6 +36,7 @@ from nnx.utils.validation import close
 
 FORMAT, EARLIER_FORMAT = "nnx.table-run/2", "nnx.table-run/1"
 FILE = "table.json"
+DEFAULTS: Mapping[str, Any] = {"hidden": "64,64", "learning_rate": 0.001, "dropout": 0.0}
 PATIENCE = "patience="  # the salt of a run that early stopping may end
 
 
@@ -94,7 +95,7 @@ class Job:
             net_params=NNParams(
                 input_dim=self.preparation.width,
                 output_dim=1 if labels is None else len(labels),
-                hidden_dims=_sizes(hidden),
+                hidden_dims=sizes(hidden),
                 dropout_prob=dropout,
             ),
             params=NNModelParams(
@@ -323,7 +324,8 @@ def table_file(run_id: str) -> Path:
     return Path(RunPaths.of(run_id).dir) / FILE
 
 
-def _sizes(hidden: str) -> list[int] | None:
+def sizes(hidden: str) -> list[int] | None:
+    """Hidden sizes as the command spells them."""
     words = [word.strip() for word in hidden.split(",")]
     if words in (["none"], [""]):
         return None

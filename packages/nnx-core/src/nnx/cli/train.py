@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,6 +34,17 @@ def train(
     batch_size: Annotated[int, typer.Option(help="Rows per update.", min=1)] = 32,
     patience: Annotated[
         int | None, typer.Option(help="Stop after this many epochs without improvement.", min=1)
+    ] = None,
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TRIALS",
+            help="First try this many sizes, rates and dropouts on the validation rows.",
+            min=1,
+        ),
+    ] = None,
+    tune_seconds: Annotated[
+        float | None, typer.Option(help="Begin no trial after this many seconds.", min=0.001)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of training.  [default: 0]")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or mps.  [default: cpu]")] = None,
@@ -81,20 +93,27 @@ def train(
         validation=validation, test=test, split_seed=split_seed, split_column=split_column,
         batch_size=batch_size, patience=patience,
     )  # fmt: skip
+    if tune_seconds is not None and tune is None:
+        raise ValueError("--tune-seconds is a limit of --tune TRIALS, which is not given")
     job = table_run.Job.open(source)
     if config is None:
+        fixed = {"hidden": hidden, "learning_rate": learning_rate, "dropout": dropout}
+        chosen = {name: value for name, value in fixed.items() if value is not None}
+        common: dict[str, Any] = {
+            "epochs": 50 if epochs is None else epochs,
+            "seed": 0 if seed is None else seed, "device": device or "cpu",
+        }  # fmt: skip
         with _said_as_options():
-            model, params = job.configure(
-                epochs=50 if epochs is None else epochs,
-                hidden="64,64" if hidden is None else hidden,
-                learning_rate=0.001 if learning_rate is None else learning_rate,
-                dropout=0.0 if dropout is None else dropout,
-                seed=0 if seed is None else seed,
-                device=device or "cpu",
-            )
+            if tune is not None:
+                from nnx.cli import tuning
+
+                chosen = tuning.tune(job, trials=tune, seconds=tune_seconds, fixed=chosen, **common)
+            model, params = job.configure(**{**table_run.DEFAULTS, **chosen}, **common)
+        if tune is not None:  # BEST is elected as the trials were compared
+            params = dataclasses.replace(params, monitor=tuning.MONITOR)
         salt = None
     else:
-        given = {"--hidden": hidden, "--dropout": dropout, "--device": device}
+        given = {"--hidden": hidden, "--dropout": dropout, "--device": device, "--tune": tune}
         for option, value in given.items():
             if value is not None:
                 raise ValueError(f"{option} cannot be given with --config, which says it")
