@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
+from nnx.params import TaskSpec
 from nnx.records import NNEvaluationDataPoint
 from nnx.tasks import decoding
-from nnx.tasks.adapters import TaskAdapter
 from nnx.tasks.counts import ClassCounts, ErrorSums, IndicatorCounts
-from nnx.tasks.decoding import Decoded, decode_batch
+from nnx.tasks.decoding import Decoded, Decoder, decode_batch
 from nnx.tasks.scores import Scores
 
 ExtraMetrics = Mapping[str, Callable[..., float]]
@@ -134,6 +134,13 @@ class ScoreAccumulator:
         return call_metrics(extra_metrics, truth, guess)
 
 
+class Scored(Decoder, Protocol):
+    """What of a ``TaskAdapter`` is scored."""
+
+    @property
+    def spec(self) -> TaskSpec: ...
+
+
 class TaskMetricAccumulator:
     """Adds up prepared batches of a task; :meth:`result` gives the record of all of them.
 
@@ -143,7 +150,7 @@ class TaskMetricAccumulator:
     """
 
     def __init__(
-        self, adapter: TaskAdapter, *, keep_arrays: bool = False, bounded: bool = False
+        self, adapter: Scored, *, keep_arrays: bool = False, bounded: bool = False
     ) -> None:
         if keep_arrays and bounded:
             raise ValueError("a bounded accumulator cannot keep the arrays of every sample")

@@ -17,6 +17,7 @@ from nnx.errors import NNxError
 from nnx.models import Model
 from nnx.params.task import TaskSpec
 from nnx.tasks import losses
+from nnx.tasks.accumulator import TaskMetricAccumulator
 from nnx.tasks.counts import tensor_of
 from nnx.tasks.decoding import Decoded
 from nnx.tasks.losses import Prepared, SupervisedTerms
@@ -25,7 +26,6 @@ from nnx.tasks.semantics import Semantics
 if TYPE_CHECKING:
     from nnx.prediction import PredictionResult
     from nnx.records import NNEvaluationDataPoint
-    from nnx.tasks.accumulator import TaskMetricAccumulator
 
 
 class TaskValidationError(ValueError, NNxError):
@@ -165,8 +165,6 @@ class TaskAdapter:
         self, *, keep_arrays: bool = False, bounded: bool = False
     ) -> TaskMetricAccumulator:
         """A fresh accumulator of this task's metrics."""
-        from nnx.tasks.accumulator import TaskMetricAccumulator
-
         return TaskMetricAccumulator(self, keep_arrays=keep_arrays, bounded=bounded)
 
     def record(

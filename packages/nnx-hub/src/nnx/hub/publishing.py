@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nnx.bundles import BundleInfo, export_bundle, validate_bundle
 from nnx.hub.card import CHART, LOAD_RUN, chart_of, model_card
 from nnx.hub.layout import CARD, WEIGHTS
-from nnx.hub.saving import check_portable, contents
+from nnx.hub.model_files import check_portable, contents
 from nnx.store import NNRun
 from nnx.utils import files as fs
 from nnx.utils.folders import make_folder, remove_tree_quietly

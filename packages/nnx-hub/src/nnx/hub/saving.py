@@ -6,14 +6,13 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nnx.hub.card import CHART, chart_of, model_card
-from nnx.hub.layout import CARD, CONFIG, FILES, WEIGHTS, config_of, to_bytes
-from nnx.models import MissingModelFactoryError, check_topology
-from nnx.params import RuntimeModule
+from nnx.hub.card import CHART
+from nnx.hub.layout import FILES
+from nnx.hub.model_files import check_portable, contents
+from nnx.hub.publishing import push_to_hub as push
 from nnx.utils import files as fs
 from nnx.utils.disk import UNSUPPORTED
 from nnx.utils.folders import make_folder, remove_tree_quietly
-from nnx.utils.tensor_file import as_stored, chunks
 
 
 def save_pretrained(
@@ -47,41 +46,9 @@ def save_pretrained(
     told = {"run": run, "calibrators": tuple(calibrators), **(model_card_kwargs or {})}
     _replace(target, contents(model, told), {*FILES, CHART, *model.artifact_names})
     if push_to_hub:
-        from nnx.hub.publishing import push_to_hub as push
-
         repo = repo_id or os.path.basename(target)
         return push(model, repo, model_card_kwargs=told, **push_to_hub_kwargs)
     return None
-
-
-def check_portable(model: Any) -> None:
-    """Refuse a model that the files would not bring back."""
-    net = model.params.net
-    if isinstance(net, RuntimeModule):
-        raise MissingModelFactoryError(
-            f"{net.module} is a runtime-only module, which no factory can rebuild; register a "
-            "factory and build the model from a ModelSpec, or keep the weights alone with "
-            "export_state_dict()"
-        )
-    check_topology(model)
-
-
-def contents(model: Any, card: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Each file as its parts; tensors are not copied."""
-    tensors = {
-        name: as_stored(f"the net's state {name!r}", value)
-        for name, value in model.net.state_dict().items()
-    }
-    config, chart = config_of(model), chart_of(card.get("run"))
-    count = sum(p.numel() for p in model.net.parameters())
-    text = model_card(config, count, chart=chart is not None, **card)
-    return {
-        **{name: [data] for name, data in model.artifacts.items()},
-        **({} if chart is None else {CHART: [chart]}),
-        WEIGHTS: list(chunks(tensors, {})),
-        CARD: [text.encode("utf-8")],
-        CONFIG: [to_bytes(config)],
-    }
 
 
 def _check_target(target: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from nnx.data.base import (
@@ -19,10 +19,19 @@ from nnx.utils import validation as check
 from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset
 
 if TYPE_CHECKING:
-    from nnx.lm.reference import ReferenceLogProbs
     from typing_extensions import Self
 
 _OWNER = "NNPreferenceDataset"
+
+
+class Reference(Protocol):
+    """What the pairs' batches take from a :class:`nnx.lm.ReferenceLogProbs`."""
+
+    @property
+    def chosen(self) -> torch.Tensor: ...
+    @property
+    def rejected(self) -> torch.Tensor: ...
+    def check_data(self, dataset: Any) -> None: ...
 
 
 @dataclass
@@ -88,7 +97,7 @@ class NNPreferenceDataset(NNDatasetBase):
         """The (cut) token ids of every prompt, chosen and rejected response, in order."""
         return list(zip(self._prompts, self._chosen, self._rejected))
 
-    def with_reference(self, reference: ReferenceLogProbs) -> Self:
+    def with_reference(self, reference: Reference) -> Self:
         """The same pairs and splits, in batches for :class:`nnx.lm.DPOObjective`.
 
         A batch is a mapping of ``chosen_ids`` and ``rejected_ids`` (B, T), prompt and
