@@ -6,8 +6,8 @@ from .outcomes import PlanError as PlanError
 from .outcomes import PlanValidation as PlanValidation
 from .outcomes import ProbeResult as ProbeResult
 from .outcomes import SplitMetrics as SplitMetrics
-from .plan import ATTEMPT_SALT_PREFIX as ATTEMPT_SALT_PREFIX
-from .plan import INHERIT as INHERIT
-from .plan import KEEP as KEEP
+from .experiment import ATTEMPT_SALT_PREFIX as ATTEMPT_SALT_PREFIX
+from .experiment import INHERIT as INHERIT
+from .experiment import KEEP as KEEP
 from .plan import ExperimentPlan as ExperimentPlan
 from .replicates import Replicates as Replicates

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from nnx.plans.fitting import fit, manifest_of
+from nnx.plans.experiment import Experiment
+from nnx.plans.fitting import fit, manifest_of, planned_run
 from nnx.plans.outcomes import FitResult
 from nnx.store import NNRun
 from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.paths import RunPaths
-
-if TYPE_CHECKING:
-    from nnx.plans.plan import ExperimentPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +25,7 @@ class Standing:
     run_id: str | None
     epochs: int
     complete: bool
-    next_plan: ExperimentPlan
+    next_plan: Experiment
     run_ids: tuple[str, ...] = ()
 
 
@@ -42,13 +39,13 @@ class Fitted:
     resumed_from: str | None = None
 
 
-def newest(plan: ExperimentPlan, attempt: str) -> Standing:
+def newest(plan: Experiment, attempt: str) -> Standing:
     """Follow an attempt's runs from the first to the newest that committed an epoch."""
     assert plan.train is not None
     wanted = plan.train.n_epochs
     current, ids, epochs = plan, [], 0
     while True:
-        run_id = current.run_id(attempt)
+        run_id = planned_run(current, attempt).id
         paths = RunPaths.of(run_id)
         done = committed_epoch(paths) if os.path.isfile(paths.run_yaml) else NOTHING
         if done is None or done == NOTHING:
@@ -68,7 +65,7 @@ def _ended(run_id: str) -> bool:
     return attempt is not None and attempt.status == "completed"
 
 
-def train_or_continue(plan: ExperimentPlan, attempt: str) -> Fitted:
+def train_or_continue(plan: Experiment, attempt: str) -> Fitted:
     """The attempt's run: trained, gone on with, or there already."""
     standing = newest(plan, attempt)
     if standing.complete:

@@ -12,24 +12,23 @@ import torch
 from nnx.nn_model import NNModel
 from nnx.params import NNModelParams, NNTrainParams
 from nnx.plans import validation
+from nnx.plans.experiment import ATTEMPT_SALT_PREFIX, INHERIT, Experiment
 from nnx.plans.outcomes import Diagnostic, FitResult, PlanError, SplitMetrics
-from nnx.plans.plan import ATTEMPT_SALT_PREFIX, INHERIT
 from nnx.provenance import ExperimentManifest
 from nnx.seeding import set_seed
 from nnx.store import NNRun
 
 if TYPE_CHECKING:
-    from nnx.plans.plan import ExperimentPlan
     from nnx.records import NNEvaluationDataPoint
 
 _OF_ONE_ATTEMPT = ("n_epochs", "resume_epochs", "parent_run_id", "parent_checkpoint")
 _FIELDS = ("loss", "error", "accuracy", "f1", "recall", "precision")
 
 
-def fit(plan: ExperimentPlan, *, attempt: str | None) -> FitResult:
+def fit(plan: Experiment, *, attempt: str | None) -> FitResult:
     """Train ``plan`` once."""
     refuse_ranks()
-    problems = (*plan.validate().diagnostics, *validation.attempt_problems(attempt))
+    problems = (*validation.validate(plan).diagnostics, *validation.attempt_problems(attempt))
     if problems:
         raise PlanError(problems)
     attempt_id = uuid.uuid4().hex if attempt is None else attempt
@@ -62,12 +61,12 @@ def refuse_ranks() -> None:
         )
 
 
-def seed_of(plan: ExperimentPlan) -> int | None:
+def seed_of(plan: Experiment) -> int | None:
     """The plan's seed, or else the training's."""
     return plan.seed if plan.seed is not None else getattr(plan.train, "seed", None)
 
 
-def planned_training(plan: ExperimentPlan) -> NNTrainParams:
+def planned_training(plan: Experiment) -> NNTrainParams:
     """The training with the plan's seed, data identity and resume; its loaders as they are."""
     assert isinstance(plan.train, NNTrainParams)
     changes: dict[str, Any] = {"seed": seed_of(plan)}
@@ -86,9 +85,9 @@ def planned_training(plan: ExperimentPlan) -> NNTrainParams:
     return dataclasses.replace(plan.train, **changes)
 
 
-def planned_run(plan: ExperimentPlan, attempt: str) -> NNRun:
+def planned_run(plan: Experiment, attempt: str) -> NNRun:
     """The run that a fit would write, without its history."""
-    problems = (*plan.validate().diagnostics, *validation.attempt_problems(attempt))
+    problems = (*validation.validate(plan).diagnostics, *validation.attempt_problems(attempt))
     if problems:
         raise PlanError(problems)
     assert isinstance(plan.model, NNModelParams)
@@ -96,7 +95,7 @@ def planned_run(plan: ExperimentPlan, attempt: str) -> NNRun:
     return NNRun(net=plan.net, model=plan.model, train=train, salt=ATTEMPT_SALT_PREFIX + attempt)
 
 
-def manifest_of(plan: ExperimentPlan) -> ExperimentManifest:
+def manifest_of(plan: Experiment) -> ExperimentManifest:
     """What the plan's parameters say of the experiment, for a plan that declares no provenance."""
     assert isinstance(plan.model, NNModelParams)
     train = planned_training(plan)
@@ -141,7 +140,7 @@ def _scores(record: NNEvaluationDataPoint) -> dict[str, float]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _made(plan: ExperimentPlan) -> tuple[Any, Any, list[Any]]:
+def _made(plan: Experiment) -> tuple[Any, Any, list[Any]]:
     """The data and callbacks of one fit: each factory is called once, and what it made checked."""
     problems: list[Diagnostic] = []
     data = []

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -15,17 +15,17 @@ from nnx.data_splits import SplitError, SplitIndices, SplitManifest
 from nnx.models import adapter_for
 from nnx.nn_model import NNModel
 from nnx.plans.continuing import newest, train_or_continue
+from nnx.plans.experiment import Experiment
 from nnx.plans.fitting import manifest_of
 from nnx.plans.outcomes import PlanError
+from nnx.plans.validation import validate
 from nnx.store import NNCheckpoint, NNRun
 from nnx.store.predictions import load_predictions, save_predictions
 from nnx.utils import validation as check
 from torch.utils.data import DataLoader, Subset
 
-if TYPE_CHECKING:
-    from nnx.plans.plan import ExperimentPlan
-
 SPLIT = "out-of-fold"
+P = TypeVar("P", bound=Experiment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class OutOfFold:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Folds:
+class Folds(Generic[P]):
     """The fits of ``plan`` on each of ``splits``; ``label`` names the attempt of all.
 
     A fold's run has the digest of its split as data identity, in its id and provenance: the
@@ -56,7 +56,7 @@ class Folds:
     (``predictions/out-of-fold.csv``).
     """
 
-    plan: ExperimentPlan
+    plan: P
     data: Any = field(repr=False)
     splits: tuple[SplitManifest, ...]
     ids: tuple[Any, ...] | None = field(default=None, repr=False)
@@ -80,7 +80,7 @@ class Folds:
                 raise SplitError("a split without validation rows is no fold")
             self._indices(split)  # a split of other data is refused before anything trains
 
-    def plans(self) -> tuple[ExperimentPlan, ...]:
+    def plans(self) -> tuple[P, ...]:
         """The plan of each fold."""
         return tuple(self._plan(split) for split in self.splits)
 
@@ -128,14 +128,14 @@ class Folds:
 
     # -- one fold ----------------------------------------------------------------------
 
-    def _plan(self, split: SplitManifest) -> ExperimentPlan:
+    def _plan(self, split: SplitManifest) -> P:
         indices = self._indices(split)
         plan = self.plan.with_data(
             train=lambda: self._loaders(indices)[0],
             val=lambda: self._loaders(indices)[1],
             identity=split.digest(),
         )
-        if problems := plan.validate().diagnostics:
+        if problems := validate(plan).diagnostics:
             raise PlanError(problems)
         manifest = self.plan.provenance or manifest_of(plan)
         splits = {**manifest.splits, "fold": split}

@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from nnx.enums import Devices
 from nnx.nn_model import NNModel
 from nnx.params import NNModelParams
 from nnx.plans import validation
+from nnx.plans.experiment import Experiment
 from nnx.plans.fitting import seed_of
 from nnx.plans.outcomes import PlanError, ProbeResult
 from nnx.prediction.batches import forward_batch, forward_inputs, inference_context
@@ -22,13 +23,10 @@ from nnx.seeding import rng_state, set_rng_state, set_seed
 from nnx.tasks.losses import supervised_terms
 from nnx.utils.modes import eval_mode
 
-if TYPE_CHECKING:
-    from nnx.plans.plan import ExperimentPlan
-
 _VARIABLES = ("PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
 
 
-def probe(plan: ExperimentPlan, batch: Any) -> ProbeResult:
+def probe(plan: Experiment, batch: Any) -> ProbeResult:
     """Forward and loss of ``batch`` on a fresh model of ``plan``."""
     if problems := tuple(validation.model_problems(plan)):
         raise PlanError(problems)
@@ -53,7 +51,7 @@ def probe(plan: ExperimentPlan, batch: Any) -> ProbeResult:
         )
 
 
-def _is_default(plan: ExperimentPlan) -> bool:
+def _is_default(plan: Experiment) -> bool:
     return plan.objective is None and plan.train_step_fn in (None, default_train_step)
 
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 from nnx.plans.continuing import newest, train_or_continue
+from nnx.plans.experiment import Experiment
 from nnx.store import NNRun
 from nnx.utils import validation as check
 
-if TYPE_CHECKING:
-    from nnx.plans.plan import ExperimentPlan
+P = TypeVar("P", bound=Experiment)
 
 
 @dataclass(frozen=True, slots=True)
-class Replicates:
+class Replicates(Generic[P]):
     """The fits of ``plan`` under each of ``seeds``; ``label`` names the attempt of all.
 
     A replicate is known by its run id: the same plan, seed and label is the same run,
     in every process. One that was interrupted goes on from its last committed epoch.
     """
 
-    plan: ExperimentPlan
+    plan: P
     seeds: tuple[int, ...]
     label: str = "replicate"
 

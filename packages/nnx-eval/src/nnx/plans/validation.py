@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,26 +23,23 @@ from nnx.objectives import check_update_owner
 from nnx.params import ModelSpec, NNModelParams, NNParams, NNTrainParams, RuntimeModule
 from nnx.params.net import check_net_params
 from nnx.params.training import RESUME_EPOCHS, RESUME_MODES, _check_loader
+from nnx.plans.experiment import INHERIT, Experiment
 from nnx.plans.outcomes import Diagnostic, PlanValidation
-from nnx.plans.plan import INHERIT
 from nnx.provenance import ExperimentManifest
 from nnx.streaming.evaluation import eval_step_problems, is_streaming
 from nnx.tasks.adapters import known_width, task_adapter
 from nnx.tasks.semantics import Semantics
 from nnx.utils import validation as check
 
-if TYPE_CHECKING:
-    from nnx.plans.plan import ExperimentPlan
-
 Problems = Iterator[Diagnostic]
 
 
-def validate(plan: ExperimentPlan) -> PlanValidation:
+def validate(plan: Experiment) -> PlanValidation:
     """Every problem of ``plan``."""
     return PlanValidation(tuple(_problems(plan)))
 
 
-def model_problems(plan: ExperimentPlan) -> Problems:
+def model_problems(plan: Experiment) -> Problems:
     """Those of the model, its network and the seed, which a probe needs."""
     yield from _model(plan)
     yield from _tried("seed", lambda: _check_seed(plan.seed))
@@ -57,7 +54,7 @@ def attempt_problems(attempt: Any) -> Problems:
         yield from _tried("attempt", lambda: check.salt("fit()", "attempt", attempt))
 
 
-def callback_problems(plan: ExperimentPlan, callback: Any, path: str) -> Problems:
+def callback_problems(plan: Experiment, callback: Any, path: str) -> Problems:
     """A callback of the wrong kind, or whose monitor the plan cannot serve."""
     try:
         as_callback(callback)
@@ -105,7 +102,7 @@ def is_factory(source: Any) -> bool:
     return isinstance(source, type) or (callable(source) and not iterable)
 
 
-def _problems(plan: ExperimentPlan) -> Problems:
+def _problems(plan: Experiment) -> Problems:
     yield from model_problems(plan)
     if not isinstance(plan.train, NNTrainParams):
         yield Diagnostic("train", f"must be an NNTrainParams, not {check.show(plan.train)}")
@@ -131,7 +128,7 @@ def _problems(plan: ExperimentPlan) -> Problems:
         )
 
 
-def _model(plan: ExperimentPlan) -> Problems:
+def _model(plan: Experiment) -> Problems:
     model: Any = plan.model
     net: Any = plan.net
     if net is not None and not isinstance(net, NNParams):
@@ -169,7 +166,7 @@ def _model(plan: ExperimentPlan) -> Problems:
         )
 
 
-def _training(plan: ExperimentPlan, train: NNTrainParams) -> Problems:
+def _training(plan: Experiment, train: NNTrainParams) -> Problems:
     if train.overwrite_existing:
         yield Diagnostic(
             "train.overwrite_existing",
@@ -187,7 +184,7 @@ def _training(plan: ExperimentPlan, train: NNTrainParams) -> Problems:
         yield Diagnostic(f"train.{where}", problem)
 
 
-def _metrics(plan: ExperimentPlan, train: NNTrainParams) -> Problems:
+def _metrics(plan: Experiment, train: NNTrainParams) -> Problems:
     """Each declared metric is registered and reads what the model gives."""
     computed = _default_step(plan) or plan.eval_step_fn is None or is_streaming(plan.eval_step_fn)
     semantics, width = None, None
@@ -202,7 +199,7 @@ def _metrics(plan: ExperimentPlan, train: NNTrainParams) -> Problems:
         yield from _tried(path, checked)
 
 
-def _semantics(plan: ExperimentPlan, model: NNModelParams) -> tuple[Semantics, int | None]:
+def _semantics(plan: Experiment, model: NNModelParams) -> tuple[Semantics, int | None]:
     """What outputs mean, and how many there are, from the parameters alone."""
     adapter = None if model.task is None else task_adapter(model.task)
     stand_in: Any = SimpleNamespace(task_adapter=adapter, net_params=plan.net, params=model)
@@ -211,7 +208,7 @@ def _semantics(plan: ExperimentPlan, model: NNModelParams) -> tuple[Semantics, i
     return adapter.semantics, known_width(stand_in)
 
 
-def _resuming(plan: ExperimentPlan, train: NNTrainParams) -> Problems:
+def _resuming(plan: Experiment, train: NNTrainParams) -> Problems:
     resume = plan.resume
     if resume is not None:
         yield from _tried("resume.run_id", lambda: check.text("resuming", "run_id", resume.run_id))
@@ -246,7 +243,7 @@ def _resuming(plan: ExperimentPlan, train: NNTrainParams) -> Problems:
         yield Diagnostic(where, "a 'planned' horizon and 'weights_only', which restores no plan")
 
 
-def _data(plan: ExperimentPlan) -> Problems:
+def _data(plan: Experiment) -> Problems:
     train = plan.train if isinstance(plan.train, NNTrainParams) else None
     source = training_source(plan)
     if source is None:
@@ -266,12 +263,12 @@ def _data(plan: ExperimentPlan) -> Problems:
         )
 
 
-def training_source(plan: ExperimentPlan) -> Any:
+def training_source(plan: Experiment) -> Any:
     """The training data, or what makes it."""
     return getattr(plan.train, "train_loader", None) if plan.train_data is None else plan.train_data
 
 
-def validation_source(plan: ExperimentPlan) -> Any:
+def validation_source(plan: Experiment) -> Any:
     """The validation data, or what makes it; ``None`` without."""
     return getattr(plan.train, "val_loader", None) if plan.val_data is INHERIT else plan.val_data
 
@@ -280,7 +277,7 @@ def _source(source: Any, path: str) -> Problems:
     yield from (_factory(source, path) if is_factory(source) else source_problems(source, path))
 
 
-def _updates(plan: ExperimentPlan) -> Problems:
+def _updates(plan: Experiment) -> Problems:
     for name in ("train_step_fn", "eval_step_fn"):
         value = getattr(plan, name)
         if value is not None and not callable(value):
@@ -309,11 +306,11 @@ def _needs_nothing(function: Any) -> bool:
     return True
 
 
-def _default_step(plan: ExperimentPlan) -> bool:
+def _default_step(plan: Experiment) -> bool:
     return plan.objective is None and plan.train_step_fn in (None, default_train_step)
 
 
-def _request(plan: ExperimentPlan, train: NNTrainParams) -> Any:
+def _request(plan: Experiment, train: NNTrainParams) -> Any:
     """As much of a fit's request as the checks of monitors read."""
     has_validation = validation_source(plan) is not None
     params = dataclasses.replace(
