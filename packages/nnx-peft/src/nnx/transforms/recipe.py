@@ -9,8 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from nnx.engine.training_state import current_net_params
-from nnx.models import build_module, check_state_topology, check_topology, state_topology
+from nnx.models import (
+    build_module,
+    check_state_topology,
+    check_topology,
+    current_net_params,
+    state_topology,
+)
 from nnx.params import ModelSpec, NNCheckpointTransform, RuntimeModule
 from nnx.peft.placement import meta_copy
 from nnx.plugins.manager import registry
