@@ -19,8 +19,7 @@ BENIGN = {
     ("nnx.params.builders", "nnx.params.training"): "a value and its builder",
     ("nnx.ranking.evaluation", "nnx.ranking.objective", "nnx.ranking.task"): "a value and the two "
     "that it builds",
-    ("nnx.store.checkpoint", "nnx.store.codec", "nnx.store.commit", "nnx.store.points"): "a value "
-    "that reads and writes itself",
+    ("nnx.store.checkpoint", "nnx.store.points"): "a value and what loads it",
 }
 
 

@@ -176,7 +176,7 @@ def _net_params(state: Mapping[str, Any]) -> Any:
 
 
 def _checkpoint(bundle: Bundle, weights: Mapping[str, torch.Tensor]) -> NNCheckpoint:
-    from nnx.store import codec
+    from nnx.store import NNCheckpoint, codec
     from nnx.store.errors import ResumePointError
 
     ordered = {name: weights[name] for name in bundle.record.net_state}
@@ -185,7 +185,7 @@ def _checkpoint(bundle: Bundle, weights: Mapping[str, torch.Tensor]) -> NNCheckp
         "training_state_id": None, "training_state_present": None,
     }  # fmt: skip
     try:
-        return codec.from_plain(plain, bundle.path)
+        return NNCheckpoint(**codec.fields_of(plain, bundle.path))
     except ResumePointError as error:
         raise BundleIntegrityError(str(error)) from error
 

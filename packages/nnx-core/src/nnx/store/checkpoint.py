@@ -237,7 +237,7 @@ def read_checkpoint(
         from nnx.store.points import with_tensors
 
         value = with_tensors(value, path, map_location)
-    return codec.from_plain(value, path)
+    return NNCheckpoint(**codec.fields_of(value, path))
 
 
 def _read_safetensors(path: str, map_location: Any) -> NNCheckpoint:
@@ -262,4 +262,4 @@ def _read_safetensors(path: str, map_location: Any) -> NNCheckpoint:
         raise ResumePointError(
             f"{path} is neither a checkpoint of NNx nor a safetensors file ({error})"
         ) from error
-    return codec.from_safetensors(tensors, metadata, path)
+    return NNCheckpoint(**codec.from_safetensors(tensors, metadata, path))

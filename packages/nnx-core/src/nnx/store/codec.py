@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from nnx.params import NNCheckpointTransform, NNModelParams, NNParams
+from nnx.records import NNIterationDataPoint
+from nnx.store import names
 from nnx.store.errors import ResumePointError
-
-if TYPE_CHECKING:
-    from nnx.store.checkpoint import NNCheckpoint
 
 FORMAT = "nnx.checkpoint"
 VERSION = 1
@@ -29,7 +29,26 @@ SHARDS = "shards"  # in a checkpoint file: the generation of the tensors it refe
 STEP_FIELDS = ("position",)  # only in a point inside an epoch
 
 
-def header(checkpoint: NNCheckpoint) -> dict[str, Any]:
+class Stored(Protocol):
+    """What of an ``NNCheckpoint`` is written."""
+
+    @property
+    def net_params(self) -> NNParams | None: ...
+    @property
+    def net_state(self) -> Mapping[str, Any]: ...
+    @property
+    def model_params(self) -> NNModelParams: ...
+    @property
+    def idp(self) -> NNIterationDataPoint: ...
+    @property
+    def transforms(self) -> tuple[NNCheckpointTransform, ...]: ...
+    @property
+    def training_state_id(self) -> str | None: ...
+    @property
+    def training_state_present(self) -> bool | None: ...
+
+
+def header(checkpoint: Stored) -> dict[str, Any]:
     """Everything of a checkpoint but its tensors."""
     net = checkpoint.net_params
     return {
@@ -42,7 +61,7 @@ def header(checkpoint: NNCheckpoint) -> dict[str, Any]:
     }
 
 
-def to_plain(checkpoint: NNCheckpoint, checkpoint_id: str | None) -> dict[str, Any]:
+def to_plain(checkpoint: Stored, checkpoint_id: str | None) -> dict[str, Any]:
     """The content of a ``.pt`` checkpoint file."""
     from nnx.store.data import as_data
 
@@ -60,13 +79,8 @@ def is_checkpoint(value: Any) -> bool:
     return isinstance(value, dict) and value.get("format") == FORMAT
 
 
-def from_plain(value: Mapping[str, Any], path: str) -> NNCheckpoint:
-    """Rebuild a checkpoint; a version or layout it does not know is an error."""
-    from nnx.params import NNCheckpointTransform, NNModelParams, NNParams
-    from nnx.records import NNIterationDataPoint
-    from nnx.store import names
-    from nnx.store.checkpoint import NNCheckpoint
-
+def fields_of(value: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The fields of a checkpoint; a version or layout it does not know is an error."""
     if value.get("version") != VERSION:
         raise ResumePointError(
             f"{path} is a checkpoint of version {value.get('version')!r}; "
@@ -76,21 +90,21 @@ def from_plain(value: Mapping[str, Any], path: str) -> NNCheckpoint:
         net = value["net_params"]
         net_params = None if net is None else NNParams.resolve_from_state(net)
         weights = names.weights(net_params, value["net_state"])
-        return NNCheckpoint(
-            net_params=net_params,
-            net_state=_with_metadata(weights, value.get("net_metadata")),
-            model_params=NNModelParams.from_state(value["model_params"]),
-            idp=NNIterationDataPoint.from_state(value["idp"]),
-            transforms=tuple(NNCheckpointTransform.from_state(t) for t in value["transforms"]),
-            training_state_id=value["training_state_id"],
-            training_state_present=value["training_state_present"],
-        )
+        return {
+            "net_params": net_params,
+            "net_state": _with_metadata(weights, value.get("net_metadata")),
+            "model_params": NNModelParams.from_state(value["model_params"]),
+            "idp": NNIterationDataPoint.from_state(value["idp"]),
+            "transforms": tuple(NNCheckpointTransform.from_state(t) for t in value["transforms"]),
+            "training_state_id": value["training_state_id"],
+            "training_state_present": value["training_state_present"],
+        }
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ResumePointError(f"{path} is not a readable checkpoint ({reason})") from error
 
 
-def to_safetensors(checkpoint: NNCheckpoint) -> tuple[dict[str, Any], dict[str, str]]:
+def to_safetensors(checkpoint: Stored) -> tuple[dict[str, Any], dict[str, str]]:
     """Tensors and string metadata; a state that is not all tensors is refused."""
     import torch
 
@@ -110,7 +124,8 @@ def to_safetensors(checkpoint: NNCheckpoint) -> tuple[dict[str, Any], dict[str, 
 
 def from_safetensors(
     tensors: Mapping[str, Any], metadata: Mapping[str, str], path: str
-) -> NNCheckpoint:
+) -> dict[str, Any]:
+    """The fields of a checkpoint in a safetensors file."""
     try:
         if metadata.get("format") == FORMAT:
             parts = {k: json.loads(v) for k, v in metadata.items() if k not in _PLAIN}
@@ -119,7 +134,7 @@ def from_safetensors(
             parts, version = _of_the_original(metadata), VERSION
         order = parts.pop("order", None) or list(tensors)
         state = {name: tensors[name] for name in order}
-        return from_plain({**parts, "version": version, "net_state": state}, path)
+        return fields_of({**parts, "version": version, "net_state": state}, path)
     except (KeyError, ValueError) as error:
         if isinstance(error, ResumePointError):
             raise

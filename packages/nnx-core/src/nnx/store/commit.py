@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from nnx.store import codec, manifest, shards
-from nnx.store.checkpoint import NNCheckpoint
 from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import LAST, PointFiles
 from nnx.utils import files as fs
@@ -45,7 +44,7 @@ class Commit:
     def __init__(
         self,
         folder: str,
-        checkpoint: NNCheckpoint,
+        checkpoint: codec.Stored,
         fields: Mapping[str, Any] | None,
         *,
         tags: Sequence[str],
@@ -61,7 +60,7 @@ class Commit:
         self._about = about
         self._sharded = sharded
         self._flushes = fs.Flushes() if flushes is None else flushes
-        self._checkpoint = _of_generation(checkpoint, self.state_id)
+        self._checkpoint = checkpoint
         self._points = [PointFiles(folder, tag) for tag in tags]
         self._folder = folder
         self._generations = {} if generations is None else generations
@@ -137,7 +136,11 @@ class Commit:
         from nnx.store.data import save_data
 
         # Weights first: what cannot be stored is refused before a byte is written.
-        weights = codec.to_plain(self._checkpoint, self.checkpoint_id)
+        weights = {
+            **codec.to_plain(self._checkpoint, self.checkpoint_id),
+            "training_state_id": self.state_id,
+            "training_state_present": self.state_id is not None,
+        }
         if self._sharded is not None:
             weights[codec.SHARDS] = self._sharded.generation
         if self._fields is not None:
@@ -289,12 +292,4 @@ def _current(point: PointFiles) -> Current:
         int(found["generation"]),
         None if state_id is None else point.sidecar(state_id),
         held[0] if held else None,
-    )
-
-
-def _of_generation(checkpoint: NNCheckpoint, state_id: str | None) -> NNCheckpoint:
-    from dataclasses import replace
-
-    return replace(
-        checkpoint, training_state_id=state_id, training_state_present=state_id is not None
     )

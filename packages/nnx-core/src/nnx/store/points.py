@@ -316,7 +316,8 @@ def _load(
     sharded = None if found.manifest is None else shards_of(files, found.manifest)
     checkpoint: NNCheckpoint | None
     if sharded is not None and not whole:
-        checkpoint = codec.from_plain(load_data(found.checkpoint, map_location), found.checkpoint)
+        value = load_data(found.checkpoint, map_location)
+        checkpoint = NNCheckpoint(**codec.fields_of(value, found.checkpoint))
     else:
         checkpoint = read_checkpoint(found.checkpoint, map_location, mapped=mapped)
     if checkpoint is None:
