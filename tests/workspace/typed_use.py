@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import nnx
+import torch
 from nnx import NNCheckpoint, NNModel, NNParams, NNRun, NNTrainParams, set_seed
+from nnx.fitting import Fitted
 from nnx.models import Model
 from nnx.peft import apply_lora_to
 from nnx.plugins import Registry
 from nnx.result import Err, Ok, Result
+from torch import nn
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
@@ -20,6 +25,15 @@ if TYPE_CHECKING:
         assert_type(params.n_epochs, int)
         apply_lora_to(model.net, "*", r=4)
         NNParams(input_dim=2, output_dim=2, wrong=1)  # type: ignore[call-arg]
+
+    def a_fit_is_typed(make: Callable[[], nn.Module], x: torch.Tensor, y: torch.Tensor) -> None:
+        fitted = nnx.fit(make, (x, y), loss="cross_entropy", epochs=2, on_existing="resume")
+        assert_type(fitted, Fitted)
+        assert_type(fitted.model, NNModel)
+        assert_type(fitted.best().run, NNRun)
+        assert_type(fitted.evaluate().accuracy, float | None)
+        assert_type(NNRun.find("accuracy > 0.9")[0], NNRun)
+        nnx.fit(make, (x, y), epoch=2)  # type: ignore[call-arg]
 
     def a_model_is_what_the_rooms_below_know(model: NNModel) -> Model:
         return model

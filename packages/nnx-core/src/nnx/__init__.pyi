@@ -28,6 +28,8 @@ from .finetune import freeze as freeze
 from .finetune import frozen as frozen
 from .finetune import load_pretrained as load_pretrained
 from .finetune import unfreeze as unfreeze
+from .fitting import Fitted as Fitted
+from .fitting import fit as fit
 from .models import KeywordInputs as KeywordInputs
 from .models import MissingModelFactoryError as MissingModelFactoryError
 from .models import PositionalInputs as PositionalInputs

@@ -21,6 +21,7 @@ def nnx_public_names() -> Mapping[str, str]:
 def nnx_renderers() -> Mapping[str, Any]:
     return {
         "run.html": "nnx.viz.report.page:notebook_chart",
+        "run.page": "nnx.viz.report.page:write_report",
         "run.svg": "nnx.viz.report.image:training_svg",
     }
 

@@ -201,7 +201,7 @@ class NNTabularDataset(NNDatasetBase):
             values = numeric_array(
                 column if everything else column.iloc[admitted], label, ValueError
             )
-            X[torch.from_numpy(admitted), j] = _exactly(values, self.feature_dtype, label, admitted)
+            X[torch.from_numpy(admitted), j] = exactly(values, self.feature_dtype, label, admitted)
         return X
 
     def _targets(self, admitted: Array) -> torch.Tensor:
@@ -217,7 +217,7 @@ class NNTabularDataset(NNDatasetBase):
                     f"index; for a regression pass target_dtype=torch.float32"
                 )
         y = torch.zeros(len(self.df), dtype=dtype)
-        y[torch.from_numpy(admitted)] = _exactly(
+        y[torch.from_numpy(admitted)] = exactly(
             values, dtype, label, admitted, missing=dtype.is_floating_point
         )
         if dtype.is_floating_point:
@@ -246,7 +246,7 @@ class _ColumnError(ValueError, NNxError):
         super().__init__(f"NNTabularDataset: {message}")
 
 
-def _exactly(
+def exactly(
     values: Array, dtype: torch.dtype, label: str, rows: Array, *, missing: bool = False
 ) -> torch.Tensor:
     """``values`` as ``dtype``. One that it cannot hold is refused with its row.
@@ -270,5 +270,5 @@ def _exactly(
 
 def _refuse(wrong: Array, values: Array, label: str, rows: Array, problem: str) -> None:
     if wrong.any():
-        first = int(np.argmax(wrong))
-        raise ValueError(f"{label}, row {rows[first]}: {values[first]} {problem}")
+        first = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        raise ValueError(f"{label}, row {rows[first[0]]}: {values[first]} {problem}")

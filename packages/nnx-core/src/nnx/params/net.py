@@ -276,6 +276,12 @@ def _own_classes() -> dict[Nets, tuple[str, type[NNParams]]]:
     }
 
 
+def net_of(params: NNParams) -> Nets:
+    """The network that ``params`` describe; of those that share theirs, the feed-forward one."""
+    own = {cls: net for net, (_, cls) in _own_classes().items()}
+    return own.get(type(params), Nets.FEED_FWD)
+
+
 def check_net_params(net: Nets, params: Any) -> None:
     """Raise ``ValueError`` unless ``params`` describe the network ``net``."""
     own = {key: cls for key, (_, cls) in _own_classes().items()}

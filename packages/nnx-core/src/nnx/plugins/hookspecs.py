@@ -98,7 +98,8 @@ def nnx_renderers() -> Mapping[str, Any]:  # type: ignore[empty-body]
     """Renderers, by purpose: ``return {"run.html": "acme.charts:run_chart"}``.
 
     The renderer ``"run.html"`` takes an ``NNRun`` and returns HTML for a notebook,
-    ``"run.svg"`` the losses as an SVG for a model card.
+    ``"run.svg"`` the losses as an SVG for a model card, ``"run.page"`` takes ids and a path
+    and writes a page about those runs.
     """
 
 

@@ -1,0 +1,7 @@
+"""The short way: one call from a network and data to a run (``nnx.fit``)."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
