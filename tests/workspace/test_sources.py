@@ -165,7 +165,7 @@ def test_no_room_below_the_facades_names_one() -> None:
     facades = re.compile(
         r"^\s*(from nnx\.(nn_model|trainer) import|from nnx import .*(NNModel|Trainer))", re.M
     )
-    above = {"cli", "testing", "bundles"}
+    above = {"cli", "testing", "bundles", "fitting"}
     naming = {
         str(f.relative_to(PACKAGES[CORE]))
         for f in sources(CORE)
