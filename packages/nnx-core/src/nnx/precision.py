@@ -36,6 +36,7 @@ __all__ = [
     "PrecisionUnsupportedError",
     "ReferenceTolerance",
     "ResolvedPrecision",
+    "full_precision",
     "inference_precision",
     "precision_support",
     "resolve_policy",
@@ -49,6 +50,12 @@ EVERYWHERE = (TRAINING, VALIDATION, INFERENCE)
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # attributes of torch
 _SUPPORTED = "supported"
+
+
+def full_precision(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` as float32 if it is float16 or bfloat16 (differentiable), else unchanged."""
+    half = tensor.is_floating_point() and tensor.element_size() == 2
+    return tensor.float() if half else tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +147,7 @@ class ResolvedPrecision:
 
     def output(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` as float32 if it is float16 or bfloat16 (differentiable), else unchanged."""
-        half = tensor.is_floating_point() and tensor.element_size() == 2
-        return tensor.float() if half else tensor
+        return full_precision(tensor)
 
     def scoped(self, covers: tuple[str, ...]) -> ResolvedPrecision:
         """The same precision, recorded as applying to ``covers`` only."""

@@ -8,8 +8,9 @@ module loads neither torch nor numpy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from nnx.utils import flat_rows
@@ -238,27 +239,43 @@ class Signal:
     rejected: tuple[str, ...] = ()
     diverged: bool = False
 
+    @property
+    def score(self) -> float:
+        """How good the epoch is, lower is better: +inf without a value and for a diverged one."""
+        return math.inf if self.value is None or self.diverged else self.value
 
-def control_signal(idp: NNIterationDataPoint) -> Signal:
-    """The first finite value of: validation error, validation loss, training error, loss.
+
+SIGNAL_FIELDS = ("val_edp.error", "val_edp.loss", "train_edp.error", "train_edp.loss")
+
+
+def control_signal(idp: NNIterationDataPoint, fields: Sequence[str] = SIGNAL_FIELDS) -> Signal:
+    """The first finite value of ``fields``: what BEST, the election and early stopping read.
 
     A validation record of a task that holds nothing (every target masked) ends the
     walk: the training values never stand in for it.
     """
     rejected: list[str] = []
     diverged = False
-    for split, record in (("val_edp", idp.val_edp), ("train_edp", idp.train_edp)):
+    for split, paths in groupby(fields, lambda path: path.partition(".")[0]):
+        record = getattr(idp, split)
         if record is None:
             continue
-        known = {n: v for n in ("error", "loss") if (v := getattr(record, n)) is not None}
-        finite = {name: value for name, value in known.items() if math.isfinite(value)}
-        rejected += [f"{split}.{n}={v}" for n, v in known.items() if n not in finite]
-        diverged |= "loss" in known and "loss" not in finite
-        for name, value in finite.items():
-            return Signal(float(value), f"{split}.{name}", tuple(rejected), diverged)
+        known = {path: v for path in paths if (v := field_value(idp, path)) is not None}
+        finite = {path: value for path, value in known.items() if math.isfinite(value)}
+        rejected += [f"{path}={v}" for path, v in known.items() if path not in finite]
+        diverged |= any(path.endswith(".loss") for path in known.keys() - finite.keys())
+        for path, value in finite.items():
+            return Signal(float(value), path, tuple(rejected), diverged)
         if split == "val_edp" and _unavailable(record):
             break
     return Signal(None, None, tuple(rejected), diverged)
+
+
+def field_value(idp: NNIterationDataPoint, path: str) -> float | None:
+    """The number that ``"val_edp.loss"`` and its kind name; ``None`` when there is none."""
+    record, _, name = path.partition(".")
+    edp = getattr(idp, record)
+    return None if edp is None else getattr(edp, name)
 
 
 def _unavailable(record: NNEvaluationDataPoint) -> bool:

@@ -19,7 +19,7 @@ from nnx.errors import NNxError
 from nnx.lm.cross_entropy import linear_cross_entropy
 from nnx.models import adapter_for
 from nnx.objectives import LossTerm, Objective, ObjectiveContext, ObjectiveResult
-from nnx.precision import inference_precision
+from nnx.precision import full_precision, inference_precision
 from nnx.records import NNEvaluationDataPoint
 from nnx.utils import validation as check
 from torch import nn
@@ -278,7 +278,7 @@ class CausalLMTask:
                 f"the model gives {tuple(logits.shape)} for targets {tuple(targets.shape)} and a "
                 f"vocabulary of {self.vocab_size} on axis {self.vocab_axis}"
             )
-        return moved.float() if moved.dtype in (torch.float16, torch.bfloat16) else moved
+        return full_precision(moved)
 
 
 _FIELDS = (

@@ -10,6 +10,7 @@ from nnx.callbacks.base import Callback
 from nnx.monitors import MonitorSpec, MonitorTracker
 from nnx.params import MetricSpec
 from nnx.params.component import ComponentSpec
+from nnx.records import SIGNAL_FIELDS, control_signal, field_value
 from nnx.utils import validation as check
 from nnx.utils.caller import warn_caller
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from nnx.callbacks.context import CallbackContext as _CallbackContext
     from nnx.records import NNIterationDataPoint
 
-FIELDS = ("val_edp.error", "val_edp.loss", "train_edp.error", "train_edp.loss")
-_DEFAULT_FIELDS = FIELDS[:2]
+FIELDS = SIGNAL_FIELDS
+_DEFAULT_FIELDS = FIELDS[:2]  # validation's: training values never stand in for them
 
 
 class EarlyStopping(Callback):
@@ -161,17 +162,10 @@ class EarlyStopping(Callback):
     def _read(self, idp: NNIterationDataPoint) -> float | None:
         """The watched value, choosing the default field at its first finite value."""
         if self._selected is not None:
-            return _field(idp, self._selected)
-        present = None
-        for field in _DEFAULT_FIELDS:
-            value = _field(idp, field)
-            if value is None:
-                continue
-            if math.isfinite(value):
-                self._selected = field
-                return value
-            present = value
-        return present
+            return field_value(idp, self._selected)
+        signal = control_signal(idp, _DEFAULT_FIELDS)
+        self._selected = signal.source
+        return math.nan if signal.value is None and signal.rejected else signal.value
 
     def _warn_missing(self, idp: NNIterationDataPoint) -> None:
         if self._warned:
@@ -214,9 +208,3 @@ def _check_field(monitor: Any) -> None:
             f"{check.show(monitor)}. Accuracy, f1 and declared metrics are watched with "
             "MonitorSpec(metric)."
         )
-
-
-def _field(idp: NNIterationDataPoint, path: str) -> float | None:
-    record, _, name = path.partition(".")
-    edp = getattr(idp, record)
-    return None if edp is None else getattr(edp, name)

@@ -42,8 +42,7 @@ class Judge:
     def continue_from(self, best: NNIterationDataPoint) -> None:
         """Take over the value to beat from the epoch that was the best so far."""
         if self.tracker is None:
-            value = control_signal(best).value
-            self.best = math.inf if value is None else value
+            self.best = control_signal(best).score
         elif best.selection is not None:
             self.tracker.best = best.selection.value
 
@@ -76,9 +75,9 @@ class Judge:
                 "plateau scheduler does not step",
                 RuntimeWarning,
             )
-        improved = signal.value is not None and not signal.diverged and signal.value < self.best
+        improved = signal.score < self.best
         if improved:
-            self.best = signal.value  # type: ignore[assignment]
+            self.best = signal.score
         return Decision(improved, signal.value)
 
     def _by_monitor(self, idp: NNIterationDataPoint) -> Decision:

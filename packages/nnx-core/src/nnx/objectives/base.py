@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nnx.objectives.terms import ObjectiveResult
-from nnx.precision import ResolvedPrecision
+from nnx.precision import ResolvedPrecision, full_precision
 from nnx.utils import validation as check
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class ObjectiveContext:
 
         Use it before a loss sums over samples or a record becomes NumPy.
         """
-        return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        return full_precision(tensor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from nnx.precision import full_precision
 from nnx.utils import validation as check
 
 
@@ -26,9 +27,7 @@ def nt_xent(z1: torch.Tensor, z2: torch.Tensor, temperature: float = 0.5) -> tor
         raise ValueError(
             "NT-Xent needs at least 2 samples in a batch: with one there is nothing to tell it from"
         )
-    rows = torch.cat((z1, z2))
-    rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-    rows = F.normalize(rows, dim=1)
+    rows = F.normalize(full_precision(torch.cat((z1, z2))), dim=1)
     similar = rows @ rows.t() / temperature
     similar = similar.masked_fill(
         torch.eye(len(rows), dtype=torch.bool, device=rows.device), float("-inf")

@@ -13,6 +13,7 @@ from nnx.data.loading import fast_batches
 from nnx.models import Model
 from nnx.monitors.declared import MetricSet, check_metrics
 from nnx.params.registered import MetricSpec
+from nnx.precision import full_precision
 from nnx.prediction import batches
 from nnx.prediction.result import (
     PredictionResult,
@@ -237,9 +238,7 @@ def decide(model: Model, logits: np.ndarray) -> np.ndarray:
 
 def to_array(output: torch.Tensor) -> np.ndarray:
     """Raw outputs on the host; reduced precision becomes float32."""
-    if output.dtype in (torch.float16, torch.bfloat16):
-        output = output.float()
-    return output.detach().cpu().numpy()
+    return full_precision(output).detach().cpu().numpy()
 
 
 def _outputs(

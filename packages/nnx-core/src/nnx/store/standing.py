@@ -54,8 +54,7 @@ def score(record: NNIterationDataPoint | Mapping[str, Any]) -> float:
 
     +inf for an epoch without one, and for one whose loss is not finite.
     """
-    signal = control_signal(_point(record))
-    return math.inf if signal.value is None or signal.diverged else signal.value
+    return control_signal(_point(record)).score
 
 
 def shown(record: NNIterationDataPoint) -> float:

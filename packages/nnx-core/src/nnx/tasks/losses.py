@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from nnx.precision import full_precision
 from nnx.tasks.batch_error import loss_error
 
 ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss)
@@ -162,8 +163,7 @@ def supervised_terms(
     ``TaskValidationError``. Without one, the loss function's own rules apply.
     A reduced-precision output is scored in float32.
     """
-    if output.dtype in (torch.float16, torch.bfloat16):
-        output = output.float()
+    output = full_precision(output)
     if adapter is None:
         _refuse_broadcast(loss_fn, output, target)
         try:

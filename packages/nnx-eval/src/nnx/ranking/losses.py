@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from nnx.precision import full_precision
 from nnx.ranking.metrics import Id, RankingError, check_grades, checked_ids, numbered
 from torch.nn import functional as F
 
@@ -133,8 +134,7 @@ class _Queries:
         ids = checked_ids(query_ids, "query_ids")
         if len(ids) != len(scores):
             raise RankingError(f"there are {len(scores)} scores but {len(ids)} query_ids")
-        half = scores.dtype in (torch.float16, torch.bfloat16)
-        self.scores = scores.float() if half else scores
+        self.scores = full_precision(scores)
         self.grades = check_grades(relevance, len(ids)).astype(np.float64)
         self.group = numbered(ids)
         self.count = int(self.group.max(initial=-1)) + 1

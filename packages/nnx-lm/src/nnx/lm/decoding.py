@@ -14,6 +14,7 @@ import torch
 from nnx.generation.processors import LogitsProcessor, apply_chain, sample_next_token
 from nnx.lm.cache import KVCache
 from nnx.lm.token_step import TokenStep
+from nnx.precision import full_precision
 
 _PREFILL_LOGITS = 1 << 26  # elements of the logits of prompts that are read together
 
@@ -98,7 +99,7 @@ class _Recomputed(_Source):
 
     def _last(self, row: Draft) -> torch.Tensor:
         window = torch.tensor([row.ids[-self.limit :]], device=self.device)
-        return _wide(self.net(window)[:, -1])
+        return full_precision(self.net(window)[:, -1])
 
 
 class _Cached(_Source):
@@ -128,7 +129,7 @@ class _Cached(_Source):
             if self.step is not None:
                 last = self.step(tokens, cache)
             else:
-                last = _wide(self.net.forward_with_cache(tokens, cache)[0][:, -1])
+                last = full_precision(self.net.forward_with_cache(tokens, cache)[0][:, -1])
             if len(held) == len(rows):
                 return last
             found.update({id(row): last[k : k + 1] for k, row in enumerate(held)})
@@ -145,7 +146,7 @@ class _Cached(_Source):
                 padded[i, : lengths[i]] = torch.tensor(row.ids)
             logits, kvs = self.net.forward_with_cache(padded.to(self.device), None)
             index = torch.tensor(lengths, device=self.device) - 1
-            last.append(_wide(logits[torch.arange(len(group), device=self.device), index]))
+            last.append(full_precision(logits[torch.arange(len(group), device=self.device), index]))
             soft = kvs[0][0].shape[2] - max(lengths)  # a soft prompt is in the cache too
             room = min(max(lengths) + self.max_new_tokens, self.limit)
             cache = KVCache(kvs, [soft + n for n in lengths], soft + room)
@@ -164,7 +165,3 @@ class _Cached(_Source):
                 longest = len(row.ids)
             groups[-1].append(row)
         return groups
-
-
-def _wide(logits: torch.Tensor) -> torch.Tensor:
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from nnx.nets.layers import BuiltinNet
 from nnx.params import NNMoEParams
+from nnx.precision import full_precision
 from nnx.utils import validation as check
 from torch import nn
 
@@ -182,8 +183,7 @@ class Routing:
     @staticmethod
     def of(scores_NE: torch.Tensor, counts: torch.Tensor, dropped: torch.Tensor) -> Routing:
         """The routing of router scores and what the experts got by them."""
-        half = scores_NE.dtype in (torch.float16, torch.bfloat16)
-        wide = scores_NE.float() if half else scores_NE
+        wide = full_precision(scores_NE)
         logarithms = wide.log_softmax(dim=-1)
         shares = logarithms.exp()
         return Routing(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from nnx.peft.lora import LoRALinear
-from nnx.peft.low_rank import accumulate
 from nnx.peft.placement import adapt
+from nnx.precision import full_precision
 from torch import nn
 
 
@@ -41,13 +41,13 @@ class DoRALinear(LoRALinear):
             )
         super().__init__(base, r=r, alpha=alpha, dropout=dropout)
         with torch.no_grad():
-            norms = row_norms(accumulate(base.weight)).to(base.weight.dtype)
+            norms = row_norms(full_precision(base.weight)).to(base.weight.dtype)
         self.magnitude = nn.Parameter(norms)
 
     def effective_weight(self) -> torch.Tensor:
         """The (out_features, in_features) weight that the forward pass uses."""
         weight = self.base.weight
-        v = accumulate(weight) + self.lora_dropout(self.delta(self))
+        v = full_precision(weight) + self.lora_dropout(self.delta(self))
         norms = row_norms(v).to(self.magnitude.dtype).to(v.dtype)
         usable = (norms > 0) & norms.isfinite()
         scale = torch.where(usable, self.magnitude.to(v.dtype) / norms.where(usable, 1.0), 1.0)

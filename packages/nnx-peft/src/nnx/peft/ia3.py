@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 from nnx.peft.base import AdaptedLayer, floating_weight
-from nnx.peft.low_rank import accumulate
 from nnx.peft.ownership import Owners, Source, load_adapter, owned_keys, save_adapter
 from nnx.peft.placement import adapt
+from nnx.precision import full_precision
 from torch import nn
 
 
@@ -46,10 +46,10 @@ class IA3Linear(AdaptedLayer):
         return y if self.merged else y * self.scaling
 
     def merged_tensors(self) -> dict[str, torch.Tensor]:
-        weight, bias, scaling = self.base.weight, self.base.bias, accumulate(self.scaling)
-        merged = {"weight": (accumulate(weight) * scaling.unsqueeze(1)).to(weight.dtype)}
+        weight, bias, scaling = self.base.weight, self.base.bias, full_precision(self.scaling)
+        merged = {"weight": (full_precision(weight) * scaling.unsqueeze(1)).to(weight.dtype)}
         if bias is not None:
-            merged["bias"] = (accumulate(bias) * scaling).to(bias.dtype)
+            merged["bias"] = (full_precision(bias) * scaling).to(bias.dtype)
         return merged
 
     def extra_repr(self) -> str:

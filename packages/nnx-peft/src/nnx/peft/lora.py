@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from nnx.peft.lora_conv import LoRAConv2d
 from nnx.peft.lora_embedding import LoRAEmbedding
-from nnx.peft.low_rank import LoRALayer, LowRank, accumulate, as_input
+from nnx.peft.low_rank import LoRALayer, LowRank, as_input
 from nnx.peft.ownership import Owners, Source, load_adapter, owned_keys, save_adapter
 from nnx.peft.placement import adapt
+from nnx.precision import full_precision
 from torch import nn
 
 LORA_TENSORS: Owners = ((LowRank, ("lora_A", "lora_B")),)
@@ -72,7 +73,7 @@ class LoRALinear(LoRALayer):
         ).view(y.shape)
 
     def delta(self, adapter: LowRank) -> torch.Tensor:
-        return adapter.scaling * (accumulate(adapter.lora_B) @ accumulate(adapter.lora_A))
+        return adapter.scaling * (full_precision(adapter.lora_B) @ full_precision(adapter.lora_A))
 
 
 def lora_wrapper(module: nn.Module) -> type[LoRALayer]:

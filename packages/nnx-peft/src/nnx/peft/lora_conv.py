@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from nnx.peft.low_rank import LoRALayer, LowRank, accumulate, as_input
+from nnx.peft.low_rank import LoRALayer, LowRank, as_input
+from nnx.precision import full_precision
 from torch import nn
 
 
@@ -47,5 +48,5 @@ class LoRAConv2d(LoRALayer):
         return y + (adapter.scaling * F.conv2d(low, adapter.lora_B)).to(y.dtype)
 
     def delta(self, adapter: LowRank) -> torch.Tensor:
-        a, b = accumulate(adapter.lora_A), accumulate(adapter.lora_B)
+        a, b = full_precision(adapter.lora_A), full_precision(adapter.lora_B)
         return adapter.scaling * (b.flatten(1) @ a.flatten(1)).view(self.base.weight.shape)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from nnx.peft.low_rank import LoRALayer, LowRank, accumulate
+from nnx.peft.low_rank import LoRALayer, LowRank
+from nnx.precision import full_precision
 from torch import nn
 
 
@@ -62,5 +63,5 @@ class LoRAEmbedding(LoRALayer):
         return y + (adapter.scaling * F.linear(low, adapter.lora_B)).to(y.dtype)
 
     def delta(self, adapter: LowRank) -> torch.Tensor:
-        product = accumulate(adapter.lora_B) @ accumulate(adapter.lora_A)
+        product = full_precision(adapter.lora_B) @ full_precision(adapter.lora_A)
         return adapter.scaling * product.t()

@@ -6,6 +6,7 @@ import math
 
 import torch
 from nnx.peft.base import AdaptedLayer, floating_weight
+from nnx.precision import full_precision
 from nnx.utils import validation as check
 from torch import nn
 
@@ -146,7 +147,7 @@ class LoRALayer(AdaptedLayer, LowRank):
     def merged_tensors(self) -> dict[str, torch.Tensor]:
         weight = self.base.get_parameter("weight")
         updates = [self.delta(self.adapter(name)) for name in self.active]
-        total = sum(updates, start=accumulate(weight))
+        total = sum(updates, start=full_precision(weight))
         return {"weight": total.to(weight.dtype)}
 
     def extra_repr(self) -> str:
@@ -166,9 +167,3 @@ def as_input(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     if x.dtype == matrix.dtype or torch.is_autocast_enabled(x.device.type):
         return x
     return x.to(matrix.dtype)
-
-
-def accumulate(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` in the dtype that sums are formed in: FP32 for half types, else its own."""
-    half = tensor.dtype in (torch.float16, torch.bfloat16)
-    return tensor.float() if half else tensor
