@@ -19,8 +19,8 @@ import torch
 from measure import Row, interleaved, seconds, spread
 from nnx.history import HistoryJournal
 from nnx.store import NNCheckpoint, NNRun, RunWriter
-from nnx.store.yamlio import write_yaml
 from nnx.utils.files import Flushes
+from nnx.utils.yamlio import write_yaml
 
 _spec = importlib.util.spec_from_file_location(
     "store_parts", Path(__file__).parents[1] / "nnx-core" / "store" / "conftest.py"

@@ -109,8 +109,8 @@ def check_sound():
     from nnx.store.paths import RunPaths, run_names
     from nnx.store.pointer import best_run_id
     from nnx.store.points import verify_point, written_tags
-    from nnx.store.yamlio import read_yaml
     from nnx.utils.files import is_temporary_name
+    from nnx.utils.yamlio import read_yaml
 
     def look(paths, committed: int, batches: int) -> None:
         run = NNRun.load(paths.id, paths.root)

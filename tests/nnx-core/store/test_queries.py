@@ -15,7 +15,7 @@ from nnx.store import RunBusyError, lease
 from nnx.store.paths import RunPaths
 from nnx.store.queries import facts
 from nnx.store.where import Where
-from nnx.store.yamlio import read_yaml
+from nnx.utils.yamlio import read_yaml
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from nnx.records import ResumeStatus
 from nnx.store import NNCheckpoint, NNRun, ResumePointError, RunBusyError, idps_csv, read_point
 from nnx.store.listing import list_runs
 from nnx.store.run import from_state
-from nnx.store.yamlio import read_yaml
+from nnx.utils.yamlio import read_yaml
 
 ORIGINAL = Path(__file__).parents[2] / "data" / "original-runs"
 RUNS = sorted(path.parent for path in ORIGINAL.glob("*/*/run.yaml"))

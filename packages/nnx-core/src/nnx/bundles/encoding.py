@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nnx.bundles.errors import BundleIntegrityError
+from nnx.utils.jsonlike import finite
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ def _encode(value: Any, where: str, tensors: dict[str, Any]) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
-        return value if math.isfinite(value) else {"$float": repr(value)}
+        return finite(value)
     if type(value) is dict:
         return _encode_dict(value, where, tensors)
     if type(value) in (list, tuple):

@@ -13,8 +13,8 @@ from nnx.store.errors import ResumePointError
 from nnx.store.history_of import iterate_committed, iterate_history
 from nnx.store.paths import BEST_POINTER, RunPaths
 from nnx.store.pointer import locate_run
-from nnx.store.yamlio import read_yaml
 from nnx.utils.caller import warn_caller
+from nnx.utils.yamlio import read_yaml
 
 
 def iter_history(

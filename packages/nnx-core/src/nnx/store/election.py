@@ -16,8 +16,8 @@ from nnx.store.committed import NOTHING, checkpoint_record, committed_epoch
 from nnx.store.paths import PointFiles, RunPaths, run_names
 from nnx.store.pointer import best_run_id, point_to
 from nnx.store.standing import BEST, Standing
-from nnx.store.yamlio import read_yaml
 from nnx.utils.locks import locked
+from nnx.utils.yamlio import read_yaml
 
 
 def claim(paths: RunPaths, own: Standing | None) -> None:

@@ -16,11 +16,11 @@ from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import PointFiles, RunPaths
 from nnx.store.pointer import locate_run
 from nnx.store.points import listed, verify_point
-from nnx.store.yamlio import read_yaml
 from nnx.utils import files as fs
 from nnx.utils.caller import warn_caller
 from nnx.utils.folders import make_folder
 from nnx.utils.locks import locked
+from nnx.utils.yamlio import read_yaml
 
 LOCK_SECONDS = 120.0
 

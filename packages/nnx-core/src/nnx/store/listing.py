@@ -23,8 +23,8 @@ from nnx.store.paths import (
     settled,
 )
 from nnx.store.pointer import best_run_id
-from nnx.store.yamlio import read_yaml
 from nnx.utils.locks import is_held
+from nnx.utils.yamlio import read_yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nnx.store.paths import RunPaths
-from nnx.store.yamlio import read_yaml, write_yaml
 from nnx.utils import validation as check
 from nnx.utils.caller import warn_caller
+from nnx.utils.yamlio import read_yaml, write_yaml
 
 _T = TypeVar("_T")
 _LABELS = ("name", "tags")

@@ -14,9 +14,9 @@ from nnx.store.listing import RunRow, list_runs
 from nnx.store.paths import LAST, PointFiles, RunPaths, reading_root
 from nnx.store.pointer import locate_run
 from nnx.store.where import Where
-from nnx.store.yamlio import read_yaml
 from nnx.utils import validation as check
 from nnx.utils.tables import flatten_dict
+from nnx.utils.yamlio import read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd

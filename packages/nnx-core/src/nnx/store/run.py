@@ -25,11 +25,11 @@ from nnx.store.history_of import has_journal, read_history
 from nnx.store.metadata import change_labels, labels, labels_of, read_metadata, told
 from nnx.store.paths import RunPaths, check_run_id, reading_root, run_names, runs_root, settled
 from nnx.store.pointer import locate_run
-from nnx.store.yamlio import read_yaml, write_yaml
 from nnx.utils import validation as check
 from nnx.utils.caller import warn_caller
 from nnx.utils.folders import make_folder
 from nnx.utils.locks import locked
+from nnx.utils.yamlio import read_yaml, write_yaml
 
 # NNRun has a method of the name of the built-in.
 Records = list[NNIterationDataPoint]

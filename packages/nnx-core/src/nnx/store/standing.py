@@ -12,7 +12,7 @@ from nnx.records import NNIterationDataPoint, control_signal
 from nnx.store import manifest
 from nnx.store.committed import checkpoint_record
 from nnx.store.paths import PointFiles, RunPaths
-from nnx.store.yamlio import read_yaml
+from nnx.utils.yamlio import read_yaml
 
 BEST = "best"  # the checkpoint tag
 _REGRESSION = ("mean_squared_error", "mean_absolute_error")

@@ -1,4 +1,4 @@
-"""YAML that people write by hand, read without surprises.
+"""YAML that people write by hand, read without surprises, and the small files of a run.
 
 PyYAML follows YAML 1.1, where ``1e-3`` is a string and the second of two equal
 keys silently wins. Here ``1e-3`` is a number, a repeated key is refused with
@@ -8,10 +8,15 @@ written. What :func:`dump` writes, PyYAML's own ``safe_load`` reads equally.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
+
+from nnx.utils.files import atomic_write
+from nnx.utils.jsonlike import thaw
 
 _NUMBER = re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$")
 
@@ -81,3 +86,41 @@ def dump(data: Any) -> str:
     return yaml.dump(
         data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True
     )
+
+
+# Files that NNx itself writes: libyaml where it is there, and keys in order.
+
+_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _FastDumper(_SafeDumper):  # type: ignore[misc]
+    """Quotes a string such as ``1e5``, so that every YAML reader sees a string."""
+
+
+read_exponents(_FastDumper)
+
+
+def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The mapping in a YAML file; ``ValueError`` when it holds anything else."""
+    try:
+        with open(path, "rb") as stream:
+            value = yaml.load(stream, Loader=_FastLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{os.fspath(path)} is not readable YAML: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{os.fspath(path)} must hold a mapping, not {type(value).__name__}")
+    return value
+
+
+def write_yaml(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
+    """Replace a YAML file atomically."""
+    text = yaml.dump(
+        thaw(value),
+        Dumper=_FastDumper,
+        sort_keys=True,
+        default_flow_style=False,
+        allow_unicode=True,
+    )
+    with atomic_write(path) as stream:
+        stream.write(text)
