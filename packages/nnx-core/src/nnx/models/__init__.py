@@ -1,0 +1,7 @@
+"""Any ``nn.Module`` as a model: registered factories, borrowed instances, batch layouts."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
