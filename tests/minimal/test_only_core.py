@@ -34,7 +34,7 @@ def test_every_module_of_core_imports() -> None:
     found = [m.name for m in pkgutil.walk_packages(nnx.__path__, "nnx.")]
     assert "nnx.cli.app" in found
     for name in found:
-        if name != "nnx.__main__":
+        if name not in ("nnx.__main__", "nnx.sklearn"):  # the second refuses: see below
             importlib.import_module(name)
 
 
@@ -107,6 +107,9 @@ REFUSALS = {
         install_line("nnx-core", "tabular"),
     ),
     "tensorboard": (lambda: nnx.TensorBoardCallback(), install_line("nnx-core", "tensorboard")),
+    "scikit-learn": (
+        lambda: importlib.import_module("nnx.sklearn"), install_line("nnx-core", "sklearn"),
+    ),
     "mlflow": (lambda: nnx.MLflowCallback(), install_line("nnx-core", "mlflow")),
     "wandb": (lambda: nnx.WandbCallback(project="p"), install_line("nnx-core", "wandb")),
     "the hub": (lambda: a_model().save_pretrained("here"), how_to_get("That", "nnx-hub")),
