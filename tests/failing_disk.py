@@ -10,7 +10,7 @@ import sys
 import traceback
 from concurrent.futures import Future
 
-from nnx.utils import files
+from nnx.utils import files, flushing
 
 OPERATIONS = tuple(name for name in vars(files.Disk) if not name.startswith("_"))
 INTERRUPT = -1
@@ -80,7 +80,7 @@ def act(action, disk, monkeypatch):
     """Do it on that disk, one operation after another."""
     with monkeypatch.context() as patch:
         patch.setattr(files, "disk", disk)
-        patch.setattr(files, "_workers", Inline)
+        patch.setattr(flushing, "_workers", Inline)
         action()
 
 

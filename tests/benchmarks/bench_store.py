@@ -19,7 +19,7 @@ import torch
 from measure import Row, interleaved, seconds, spread
 from nnx.history import HistoryJournal
 from nnx.store import NNCheckpoint, NNRun, RunWriter
-from nnx.utils.files import Flushes
+from nnx.utils.flushing import Flushes
 from nnx.utils.yamlio import write_yaml
 
 _spec = importlib.util.spec_from_file_location(

@@ -14,7 +14,7 @@ from nnx.history import HistoryCorruptionError, HistoryJournal, iter_history
 from nnx.history.reading import Journal
 from nnx.history.writing import JournalWriter
 from nnx.store import NNRun, RunWriter
-from nnx.utils.files import Flushes
+from nnx.utils.flushing import Flushes
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from nnx.records import NNEvaluationDataPoint, NNIterationDataPoint
 from nnx.store import idps_csv
 from nnx.store.errors import HistoryCorruptionError
 from nnx.store.idps_csv import CsvHistory as _CsvHistory
-from nnx.utils.files import Flushes
+from nnx.utils.flushing import Flushes
 
 
 class CsvHistory(_CsvHistory):

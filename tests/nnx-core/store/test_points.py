@@ -23,6 +23,7 @@ from nnx.store import NNCheckpoint, NNRun, ResumePointError, read_point
 from nnx.store.cleanup import collect
 from nnx.store.data import as_data, check_data, load_data, save_data
 from nnx.utils import files
+from nnx.utils.flushing import Flushes
 from nnx.utils.interrupts import hold_interrupts
 
 LAST, BEST, FIRST = Checkpoints.LAST, Checkpoints.BEST, Checkpoints.FIRST
@@ -284,7 +285,7 @@ plain = st.recursive(
 @given(plain)
 def test_plain_data_comes_back_as_it_was(tmp_path_factory, value):
     path = str(tmp_path_factory.mktemp("data") / "x.pt")
-    flushes = files.Flushes()
+    flushes = Flushes()
     save_data(as_data(value, "value"), path, flushes)
     flushes.wait()
     back = load_data(path)

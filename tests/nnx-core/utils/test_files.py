@@ -9,7 +9,8 @@ import threading
 import numpy as np
 import pytest
 from nnx.utils import files
-from nnx.utils.files import Flushes, HashingFile, atomic_write, is_temporary_name, temporary_name
+from nnx.utils.files import atomic_write, is_temporary_name, temporary_name
+from nnx.utils.flushing import Flushes, HashingFile, sha256_of, side_by_side
 
 
 @pytest.fixture
@@ -233,13 +234,13 @@ def test_work_is_done_side_by_side_and_its_first_error_in_order_is_raised():
         return number
 
     with pytest.raises(ValueError, match="item 1"):
-        files.side_by_side(work, [0, 1, 2])
+        side_by_side(work, [0, 1, 2])
     assert sorted(ended) == [0, 1, 2]
-    assert files.side_by_side(len, ["a", "bc"]) == [1, 2]
-    assert files.side_by_side(len, []) == []
+    assert side_by_side(len, ["a", "bc"]) == [1, 2]
+    assert side_by_side(len, []) == []
 
 
 def test_a_file_is_digested_in_blocks(tmp_path):
     data = os.urandom(files.BLOCK + 3)
     (tmp_path / "x").write_bytes(data)
-    assert files.sha256_of(tmp_path / "x") == hashlib.sha256(data).hexdigest()
+    assert sha256_of(tmp_path / "x") == hashlib.sha256(data).hexdigest()

@@ -19,6 +19,7 @@ from nnx.bundles.layout import MANIFEST, MODEL, STATE, TRAINING, Manifest, Paylo
 from nnx.bundles.reading import Bundle, check_generation, open_generation
 from nnx.utils import files as fs
 from nnx.utils.disk import StrPath
+from nnx.utils.flushing import Flushes, HashingFile, side_by_side, write_new
 from nnx.utils.folders import make_folder, remove_tree_quietly
 from nnx.utils.weights import fingerprint_of
 
@@ -204,7 +205,7 @@ def _publish(
     previous = None
     if os.path.lexists(os.path.join(target, MANIFEST)):
         previous = layout.read_manifest(target)
-    folder, flushes = os.path.join(target, f"g-{generation}"), fs.Flushes()
+    folder, flushes = os.path.join(target, f"g-{generation}"), Flushes()
     try:
         manifest = Manifest(generation, _write(folder, tensors, texts, flushes))
         bundle = _checked(target, manifest)  # while the disk takes the files
@@ -231,7 +232,7 @@ def _write(
     folder: str,
     tensors: Mapping[str, tuple[dict[str, Any], dict[str, str]]],
     texts: Mapping[str, bytes],
-    flushes: fs.Flushes,
+    flushes: Flushes,
 ) -> dict[str, Payload]:
     """Write a generation, durable after ``flushes``; size and digest of each file."""
     from nnx.utils.tensor_file import chunks
@@ -239,7 +240,7 @@ def _write(
     def write(name: str) -> Payload:
         state, metadata = tensors[name]
         alive = [_memory(tensor) for tensor in state.values()]
-        file = fs.HashingFile(os.path.join(folder, name), alive)
+        file = HashingFile(os.path.join(folder, name), alive)
         try:
             for chunk in chunks(state, metadata):
                 file.write(chunk)
@@ -249,9 +250,9 @@ def _write(
             raise
 
     fs.disk.mkdir(folder)
-    payloads = dict(zip(tensors, fs.side_by_side(write, tensors)))
+    payloads = dict(zip(tensors, side_by_side(write, tensors)))
     for name, text in texts.items():
-        fs.write_new(os.path.join(folder, name), text, flushes)
+        write_new(os.path.join(folder, name), text, flushes)
         payloads[name] = Payload(hashlib.sha256(text).hexdigest(), len(text))
     flushes.add_directory(folder)
     flushes.add_directory(os.path.dirname(folder))

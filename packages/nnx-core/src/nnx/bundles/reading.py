@@ -17,7 +17,8 @@ from nnx.bundles.info import BundleInfo
 from nnx.bundles.layout import MODEL, STATE, TRAINING, Manifest, Payload, read_manifest
 from nnx.utils import weights
 from nnx.utils.disk import StrPath
-from nnx.utils.files import BLOCK, side_by_side
+from nnx.utils.files import BLOCK
+from nnx.utils.flushing import side_by_side
 from nnx.utils.strict import open_regular, parse_json, read_exactly
 from nnx.utils.tensor_file import Header, read_header, tensors_in
 

@@ -14,6 +14,7 @@ from nnx.store.committed import NOTHING, committed_epoch
 from nnx.store.errors import HistoryCorruptionError, RunBusyError
 from nnx.store.paths import BEST_POINTER, RunPaths
 from nnx.utils import files as fs
+from nnx.utils.flushing import Flushes
 from nnx.utils.folders import remove_tree, remove_tree_quietly
 from nnx.utils.locks import locked
 
@@ -61,7 +62,7 @@ def _build(paths: RunPaths, spec: HistoryJournal, discard_uncommitted: bool) -> 
             f"them, a migration would delete them: pass discard_uncommitted=True to allow that."
         )
     staging = fs.temporary_name(paths.history)
-    flushes = fs.Flushes()
+    flushes = Flushes()
     try:
         fs.disk.mkdir(staging)
         writer = JournalWriter(staging, spec)

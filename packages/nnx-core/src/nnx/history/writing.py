@@ -23,6 +23,7 @@ from nnx.history.journal import (
 from nnx.history.reading import Journal
 from nnx.records import NNIterationDataPoint
 from nnx.utils import files as fs
+from nnx.utils.flushing import Flushes
 from nnx.utils.jsonlike import restore
 
 
@@ -68,7 +69,7 @@ class JournalWriter:
             found += [NNIterationDataPoint.from_state(row) for row in rows]
         return [*found, *self._waiting]
 
-    def commit(self, flushes: fs.Flushes) -> None:
+    def commit(self, flushes: Flushes) -> None:
         """Publish the epoch's records; everything is on disk when this returns.
 
         After an error the caller settles ``flushes``, which hold open files.
@@ -163,7 +164,7 @@ class JournalWriter:
         self._chunks += 1
         self._waiting = []
 
-    def _append(self, name: str, size: int, data: bytes, flushes: fs.Flushes) -> None:
+    def _append(self, name: str, size: int, data: bytes, flushes: Flushes) -> None:
         descriptor = fs.disk.open_append(os.path.join(self.folder, name))
         try:
             if os.fstat(descriptor).st_size != size:

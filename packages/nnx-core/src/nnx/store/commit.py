@@ -13,6 +13,7 @@ from nnx.store import codec, manifest, shards
 from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import LAST, PointFiles
 from nnx.utils import files as fs
+from nnx.utils.flushing import Flushes, write_new
 from nnx.utils.interrupts import hold_interrupts
 from nnx.utils.locks import locked
 
@@ -50,7 +51,7 @@ class Commit:
         tags: Sequence[str],
         generations: dict[str, Current] | None = None,
         about: Mapping[str, Any] | None = None,
-        flushes: fs.Flushes | None = None,
+        flushes: Flushes | None = None,
         sharded: shards.Shards | None = None,
     ) -> None:
         self.checkpoint_id = uuid.uuid4().hex
@@ -59,7 +60,7 @@ class Commit:
         self._fields = fields
         self._about = about
         self._sharded = sharded
-        self._flushes = fs.Flushes() if flushes is None else flushes
+        self._flushes = Flushes() if flushes is None else flushes
         self._checkpoint = checkpoint
         self._points = [PointFiles(folder, tag) for tag in tags]
         self._folder = folder
@@ -82,7 +83,7 @@ class Commit:
                 if self._sharded is not None:
                     shards.share(self._sharded, point.shards(self._sharded.generation))
                 document = manifest.encode(self._document(point))
-                fs.write_new(point.staged_manifest, document, self._flushes)
+                write_new(point.staged_manifest, document, self._flushes)
             self._flushes.add_directory(self._folder)
             self._flushes.wait()
         except BaseException:

@@ -19,7 +19,8 @@ import torch
 
 from nnx.store.archive import Archive
 from nnx.store.errors import ForeignFileError, ResumePointError
-from nnx.utils.files import BLOCK, Flushes, HashingFile
+from nnx.utils.files import BLOCK
+from nnx.utils.flushing import Flushes, HashingFile
 
 _LEAVES = frozenset({str, int, float, bool, type(None), complex, torch.Tensor})
 _KEYS = frozenset({str, int, float, bool, type(None), tuple})

@@ -31,6 +31,7 @@ from torch.futures import Future
 from nnx.store.errors import ResumePointError
 from nnx.store.shards import INDEX, SHARD_FILE, put_back, references
 from nnx.utils import files as fs
+from nnx.utils.flushing import Flushes, HashingFile, write_new
 
 FORMAT = "nnx.shards"
 VERSION = 1
@@ -89,8 +90,8 @@ class ShardWriter(StorageWriter):
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         name = f"{self.rank}.safetensors"
-        flushes = fs.Flushes()
-        file = fs.HashingFile(os.path.join(self.folder, name))
+        flushes = Flushes()
+        file = HashingFile(os.path.join(self.folder, name))
         try:
             file.write(struct.pack("<Q", len(text)))
             file.write(text)
@@ -145,8 +146,8 @@ class ShardWriter(StorageWriter):
             self.digests[stored.pop("file")] = stored
         document = {"format": FORMAT, "version": VERSION, "tensors": tensors}
         data = json.dumps(document).encode()
-        flushes = fs.Flushes()
-        fs.write_new(os.path.join(self.folder, INDEX), data, flushes)
+        flushes = Flushes()
+        write_new(os.path.join(self.folder, INDEX), data, flushes)
         flushes.wait()
         fs.disk.flush_directory(self.folder)
         self.digests[INDEX] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}

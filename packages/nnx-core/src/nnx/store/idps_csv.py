@@ -19,6 +19,7 @@ from nnx.records import NNIterationDataPoint
 from nnx.store.errors import HistoryCorruptionError
 from nnx.utils import files as fs
 from nnx.utils.flat_rows import Place, place, put
+from nnx.utils.flushing import Flushes
 
 
 def flatten(record: NNIterationDataPoint) -> dict[str, Any]:
@@ -60,7 +61,7 @@ class CsvHistory:
         self._size = 0
         self._before: tuple[int, int] | None = None  # (bytes, rows) before the last append
 
-    def append(self, records: Sequence[NNIterationDataPoint], flushes: fs.Flushes) -> None:
+    def append(self, records: Sequence[NNIterationDataPoint], flushes: Flushes) -> None:
         """Write the rows of ``records`` and have them flushed."""
         self._before = (self._size, self._rows)
         if not records:

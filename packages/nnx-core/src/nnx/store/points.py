@@ -15,7 +15,7 @@ from nnx.store.errors import ResumePointError, RunBusyError
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, settled, tag_name
 from nnx.store.pointer import locate_run
 from nnx.store.shards import INDEX, SHARD_FILE
-from nnx.utils.files import sha256_of, side_by_side
+from nnx.utils.flushing import sha256_of, side_by_side
 from nnx.utils.locks import locked
 
 LATEST = "latest"

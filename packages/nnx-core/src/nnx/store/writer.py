@@ -22,6 +22,7 @@ from nnx.store.run import NNRun, write_config, write_metadata
 from nnx.store.standing import BEST
 from nnx.utils import files as fs
 from nnx.utils.caller import warn_caller
+from nnx.utils.flushing import Flushes
 from nnx.utils.folders import make_folder
 from nnx.utils.locks import locked
 
@@ -51,7 +52,7 @@ class HistoryWriter(Protocol):
     def replace_last(self, record: NNIterationDataPoint) -> None: ...
     def discard(self) -> None: ...
     def abandon(self) -> None: ...
-    def commit(self, flushes: fs.Flushes) -> None: ...
+    def commit(self, flushes: Flushes) -> None: ...
     def rollback(self) -> None: ...
     def everything(self) -> Sequence[NNIterationDataPoint]: ...
 
@@ -80,7 +81,7 @@ class TableWriter:
     def everything(self) -> Sequence[NNIterationDataPoint]:
         return self.view
 
-    def commit(self, flushes: fs.Flushes) -> None:
+    def commit(self, flushes: Flushes) -> None:
         self._before = self._written
         self._table.append(self.view[self._written :], flushes)
         self._written = len(self.view)
@@ -222,7 +223,7 @@ class RunWriter:
         tags = [LAST, *dict.fromkeys(tag_name(tag) for tag in phases)]
         if best and other_best is None:
             tags.append(BEST)
-        flushes = fs.Flushes()
+        flushes = Flushes()
         commit = self._point(checkpoint, training_state, tags, flushes, sharded, improved=best)
         try:
             self._history.commit(flushes)
@@ -360,7 +361,7 @@ class RunWriter:
         checkpoint: NNCheckpoint,
         state: Mapping[str, Any] | None,
         tags: Sequence[str],
-        flushes: fs.Flushes | None = None,
+        flushes: Flushes | None = None,
         sharded: Shards | None = None,
         *,
         improved: bool = False,
