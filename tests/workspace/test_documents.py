@@ -55,6 +55,14 @@ def test_the_python_of_a_page_runs_in_an_empty_directory(page: Path, tmp_path: P
     assert result.returncode == 0, f"{page.relative_to(ROOT)}:\n{result.stderr}"
 
 
+def test_the_quickstart_is_a_whole_training_in_twelve_lines() -> None:
+    first = BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert first is not None
+    lines = [line for line in first.group(1).splitlines() if line.strip()]
+    assert len(lines) <= 12
+    assert "nnx.fit(" in first.group(1)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
 def test_links_between_files_of_the_repository_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
