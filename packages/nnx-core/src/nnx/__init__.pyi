@@ -64,7 +64,7 @@ from .optimizers import registered_optimizer_factories as registered_optimizer_f
 from .optimizers import unregister_optimizer_factory as unregister_optimizer_factory
 from .params.optim import NNOptimParamsBuilder as NNOptimParamsBuilder
 from .params.scheduler import NNSchedulerParamsBuilder as NNSchedulerParamsBuilder
-from .params.builders import NNTrainerParamsBuilder as NNTrainerParamsBuilder
+from .params.trainer import NNTrainerParamsBuilder as NNTrainerParamsBuilder
 from .params.transformer import NNTransformerParamsBuilder as NNTransformerParamsBuilder
 from .params.compilation import CompileSpec as CompileSpec
 from .params.model import NNModelParams as NNModelParams
@@ -86,7 +86,7 @@ from .params.scheduler import NNSchedulerParams as NNSchedulerParams
 from .params.task import TaskSpec as TaskSpec
 from .params.tokenizer import NNTokenizerParams as NNTokenizerParams
 from .params.training import NNTrainParams as NNTrainParams
-from .params.training import NNTrainerParams as NNTrainerParams
+from .params.trainer import NNTrainerParams as NNTrainerParams
 from .params.transformer import NNTransformerParams as NNTransformerParams
 from .params.transformer import NNViTParams as NNViTParams
 from .plugins.hookspecs import hookimpl as hookimpl

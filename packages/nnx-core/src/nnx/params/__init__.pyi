@@ -1,6 +1,6 @@
 from .optim import NNOptimParamsBuilder as NNOptimParamsBuilder
 from .scheduler import NNSchedulerParamsBuilder as NNSchedulerParamsBuilder
-from .builders import NNTrainerParamsBuilder as NNTrainerParamsBuilder
+from .trainer import NNTrainerParamsBuilder as NNTrainerParamsBuilder
 from .transformer import NNTransformerParamsBuilder as NNTransformerParamsBuilder
 from .compilation import COMPILE_FAILURE_POLICIES as COMPILE_FAILURE_POLICIES
 from .compilation import COMPILE_MODES as COMPILE_MODES
@@ -30,7 +30,7 @@ from .scheduler import NNSchedulerParams as NNSchedulerParams
 from .scheduler import SchedulerClockUnit as SchedulerClockUnit
 from .task import TaskSpec as TaskSpec
 from .tokenizer import NNTokenizerParams as NNTokenizerParams
-from .training import NNTrainerParams as NNTrainerParams
+from .trainer import NNTrainerParams as NNTrainerParams
 from .training import NNTrainParams as NNTrainParams
 from .transformer import NNTransformerParams as NNTransformerParams
 from .transformer import NNViTParams as NNViTParams

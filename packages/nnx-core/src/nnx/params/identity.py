@@ -9,7 +9,8 @@ from typing import Any
 from nnx.params.model import NNModelParams
 from nnx.params.net import NNParams
 from nnx.params.registered import NNCheckpointTransform
-from nnx.params.training import NNTrainerParams, NNTrainParams
+from nnx.params.trainer import NNTrainerParams
+from nnx.params.training import NNTrainParams
 
 
 def run_state(

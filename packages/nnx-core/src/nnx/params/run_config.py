@@ -13,7 +13,8 @@ from nnx.params.identity import run_state
 from nnx.params.model import NNModelParams
 from nnx.params.net import NNParams, check_net_params
 from nnx.params.registered import NNCheckpointTransform
-from nnx.params.training import NNTrainerParams, NNTrainParams
+from nnx.params.trainer import NNTrainerParams
+from nnx.params.training import NNTrainParams
 from nnx.utils import validation as check
 
 _KEYS = ("id", "model", "net", "train", "trainer", "salt", "transforms")

@@ -1,11 +1,11 @@
-"""How a model is trained: by one optimizer, or by several under their names."""
+"""How a model is trained by one optimizer, and what training by several shares with it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from nnx.enums import Checkpoints, Optims
 from nnx.params.base import (
@@ -29,9 +29,6 @@ from nnx.params.scheduler import NNSchedulerParams
 from nnx.utils import validation as check
 from nnx.utils.jsonlike import FrozenDict
 
-if TYPE_CHECKING:
-    from nnx.params.builders import NNTrainerParamsBuilder
-
 RESUME_MODES = ("auto", "stateful", "weights_only")
 RESUME_EPOCHS = ("additional", "planned")
 ON_EXISTING = ("error", "resume", "load", "replace")
@@ -50,22 +47,12 @@ def _state(value: Any) -> Any:
     return value.state()
 
 
-def _by_name(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: values[name].state() for name in sorted(values)}
-
-
-def _read_by_name(states: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
-    if not isinstance(states, Mapping):
-        raise ValueError(f"expected a mapping from names, not {check.show(states)}")
-    return {name: read(state) for name, state in states.items()}
-
-
 def _lineage(params: Any) -> str | None:
     return params.resume_from_run_id or params.parent_run_id
 
 
 # A resume request is stored as lineage; the request itself belongs to one session.
-_LINEAGE = (
+LINEAGE = (
     StateField("parent_run_id", read=_lineage, omit=lambda p: _lineage(p) is None),
     StateField(
         "resume_from_checkpoint",
@@ -73,16 +60,16 @@ _LINEAGE = (
         omit=lambda p: _lineage(p) is None or p.resume_from_checkpoint is None,
     ),
 )
-_METRICS = (
+METRICS = (
     optional("metrics", encode=each_state, decode=lambda v: [MetricSpec.from_state(s) for s in v]),
     optional("monitor", encode=_state, decode=lambda s: s and MonitorSpec.from_state(s)),
 )
 
 
-T = TypeVar("T", bound="_Training")
+T = TypeVar("T", bound="Training")
 
 
-class _Training(Params):
+class Training(Params):
     """What both training configurations share."""
 
     __slots__ = ()
@@ -111,7 +98,7 @@ class _Training(Params):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class NNTrainParams(_Training):
+class NNTrainParams(Training):
     """A training with one optimizer.
 
     Loaders may be any iterable that can be read again. ``seed=None`` leaves the
@@ -157,8 +144,8 @@ class NNTrainParams(_Training):
         optional("seed"),
         optional("save_phase_checkpoints"),
         optional("data_id"),
-        *_LINEAGE,
-        *_METRICS,
+        *LINEAGE,
+        *METRICS,
         optional("resume_epochs"),
         optional("checkpoint_every"),
     )
@@ -167,7 +154,7 @@ class NNTrainParams(_Training):
         owner = type(self).__name__
         check.instance(owner, "scheduler", self.scheduler, NNSchedulerParams)
         check.instance(owner, "optim", self.optim, (NNOptimParams, NNOptimFactoryParams))
-        _check_training(self)
+        check_training(self)
         put(
             self,
             resume_epochs=check.choice(owner, "resume_epochs", self.resume_epochs, RESUME_EPOCHS),
@@ -199,103 +186,8 @@ class NNTrainParams(_Training):
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class NNTrainerParams(_Training):
-    """A training with several named optimizers, each over its own parameters.
-
-    ``schedulers`` may name any of ``optims``; the others get the default
-    plateau schedule. ``auto_step_schedulers=False`` leaves the stepping of all
-    schedules to the step function. ``name`` and ``tags`` are for finding the run again.
-    """
-
-    n_epochs: int
-    optims: Mapping[str, AnyOptimParams]
-    schedulers: Mapping[str, NNSchedulerParams] = field(default_factory=FrozenDict)
-    seed: int | None = None
-    data_id: str | None = None
-    save_phase_checkpoints: bool = True
-    auto_step_schedulers: bool = True
-    overwrite_existing: bool = False
-    train_loader: Iterable[Any] | None = field(default=None, repr=False)
-    val_loader: Iterable[Any] | None = field(default=None, repr=False)
-    extra_metrics: Mapping[str, Callable[..., Any]] | None = None
-    resume_from_run_id: str | None = None
-    resume_from_checkpoint: str | None = "last"
-    parent_run_id: str | None = None
-    resume_mode: str = "auto"
-    metrics: Sequence[MetricSpec] = ()
-    monitor: MonitorSpec | None = None
-    checkpoint_every: int | None = None
-    name: str | None = None
-    tags: Sequence[str] = ()
-
-    _SECTION: ClassVar[str] = "trainer"
-    _STATE: ClassVar[tuple[StateField, ...]] = (
-        always("n_epochs"),
-        StateField(
-            "optims",
-            always=True,
-            encode=_by_name,
-            decode=lambda states: _read_by_name(states, optim_params_from_state),
-        ),
-        StateField(
-            "schedulers",
-            encode=_by_name,
-            decode=lambda states: _read_by_name(states, NNSchedulerParams.from_state),
-        ),
-        optional("seed"),
-        optional("save_phase_checkpoints"),
-        optional("data_id"),
-        optional("auto_step_schedulers"),
-        *_LINEAGE,
-        *_METRICS,
-        optional("checkpoint_every"),
-    )
-
-    def __post_init__(self) -> None:
-        owner = type(self).__name__
-        kinds = (NNOptimParams, NNOptimFactoryParams)
-        put(
-            self,
-            optims=_named(owner, "optims", self.optims, kinds),
-            schedulers=_named(owner, "schedulers", self.schedulers, (NNSchedulerParams,)),
-        )
-        if not self.optims:
-            check.refuse(owner, "optims", {}, "at least one named optimizer")
-        strangers = [name for name in self.schedulers if name not in self.optims]
-        if strangers:
-            raise ValueError(
-                f"{owner}.schedulers names {', '.join(map(repr, strangers))}, which no optimizer "
-                f"has{check.close(strangers[0], self.optims)} (optims: {', '.join(self.optims)})"
-            )
-        _check_training(self)
-        put(
-            self,
-            auto_step_schedulers=check.flag(
-                owner, "auto_step_schedulers", self.auto_step_schedulers
-            ),
-        )
-
-    @classmethod
-    def builder(cls) -> NNTrainerParamsBuilder:
-        """A builder that names optimizers and their schedules one by one."""
-        from nnx.params.builders import NNTrainerParamsBuilder
-
-        return NNTrainerParamsBuilder()
-
-
-def _named(
-    owner: str, field_name: str, value: Any, kinds: tuple[type, ...]
-) -> FrozenDict[str, Any]:
-    if not isinstance(value, Mapping):
-        check.refuse(owner, field_name, value, "a mapping from names")
-    for name, params in value.items():
-        check.text(owner, f"{field_name} name", name)
-        check.instance(owner, f"{field_name}[{name!r}]", params, kinds)
-    return FrozenDict(value)
-
-
-def _check_training(params: Any) -> None:
+def check_training(params: Any) -> None:
+    """Check and settle what both training configurations share."""
     owner = type(params).__name__
     put(
         params,
@@ -318,7 +210,7 @@ def _check_training(params: Any) -> None:
     if params.data_id is not None:
         put(params, data_id=check.text(owner, "data_id", params.data_id))
     for name in ("train_loader", "val_loader"):
-        _check_loader(owner, name, getattr(params, name))
+        check_loader(owner, name, getattr(params, name))
     if params.monitor is not None:
         check.instance(owner, "monitor", params.monitor, MonitorSpec)
         params.monitor.check_names(params.metrics, f"{owner}.monitor")
@@ -344,7 +236,7 @@ def _check_resume(owner: str, params: Any) -> None:
         )
 
 
-def _check_loader(owner: str, name: str, loader: Any) -> None:
+def check_loader(owner: str, name: str, loader: Any) -> None:
     if loader is None:
         return
     if _is_one_shot(loader):

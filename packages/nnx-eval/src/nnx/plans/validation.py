@@ -22,7 +22,7 @@ from nnx.monitors.declared import check_inputs
 from nnx.objectives import check_update_owner
 from nnx.params import ModelSpec, NNModelParams, NNParams, NNTrainParams, RuntimeModule
 from nnx.params.net import check_net_params
-from nnx.params.training import RESUME_EPOCHS, RESUME_MODES, _check_loader
+from nnx.params.training import RESUME_EPOCHS, RESUME_MODES, check_loader
 from nnx.plans.experiment import INHERIT, Experiment
 from nnx.plans.outcomes import Diagnostic, PlanValidation
 from nnx.provenance import ExperimentManifest
@@ -91,7 +91,7 @@ def source_problems(source: Any, path: str) -> Problems:
             "DataLoader",
         )
     else:
-        yield from _tried(path, lambda: _check_loader("ExperimentPlan", path, source))
+        yield from _tried(path, lambda: check_loader("ExperimentPlan", path, source))
         if loader_length(source) == 0:
             yield Diagnostic(path, "is empty: it has no batch")
 
