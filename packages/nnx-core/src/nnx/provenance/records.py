@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnx.params import NNTrainerParams, NNTrainParams
 from nnx.params.base import field_names
@@ -15,6 +15,9 @@ from nnx.provenance.attempts import ATTEMPT_FILE, ATTEMPT_FORMAT, PROVENANCE_FIL
 from nnx.provenance.manifest import FORMAT, ExperimentManifest, canonical_bytes
 from nnx.store.pointer import locate_run
 from nnx.utils.caller import warn_caller
+
+if TYPE_CHECKING:
+    from nnx.store.points import ResumePoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +85,20 @@ def _attempt(document: Any) -> Attempt:
     if document.get("format", FORMAT) not in (ATTEMPT_FORMAT, FORMAT):
         raise ValueError(f"its format is {document['format']!r}")
     return Attempt.from_state(document.get("attempt", document))
+
+
+def parent_link(point: ResumePoint, root: str | None) -> dict[str, Any]:
+    """What an attempt says of the point it resumed."""
+    link: dict[str, Any] = {
+        "run_id": point.run_id,
+        "checkpoint": point.tag,
+        "epoch": point.completed_epoch,
+        "generation": point.generation if point.bundle is None else point.bundle,
+        "checkpoint_id": point.checkpoint_id,
+    }
+    if point.bundle is not None:
+        return link
+    record = load_provenance(point.run_id, root)
+    if record is not None and record.attempt is not None:
+        link["attempt_id"] = record.attempt.attempt_id
+    return link

@@ -115,6 +115,40 @@ class CsvHistory:
         self._columns, self._size = columns, size
 
 
+class TableWriter:
+    """Every record in memory, each epoch's rows appended to ``idps.csv``."""
+
+    def __init__(self, path: str) -> None:
+        self.view: list[NNIterationDataPoint] = []
+        self._table = CsvHistory(path)
+        self._written = 0
+        self._before = 0
+
+    def add(self, record: NNIterationDataPoint) -> None:
+        self.view.append(record)
+
+    def replace_last(self, record: NNIterationDataPoint) -> None:
+        self.view[-1] = record
+
+    def discard(self) -> None:
+        del self.view[self._written :]
+
+    def abandon(self) -> None:
+        """Nothing is on the disk before the first commit."""
+
+    def everything(self) -> Sequence[NNIterationDataPoint]:
+        return self.view
+
+    def commit(self, flushes: Flushes) -> None:
+        self._before = self._written
+        self._table.append(self.view[self._written :], flushes)
+        self._written = len(self.view)
+
+    def rollback(self) -> None:
+        self._table.rollback()
+        self._written = self._before
+
+
 def write(path: str, records: Iterable[NNIterationDataPoint]) -> int:
     """Write a whole table atomically; the number of rows."""
     rows = [flatten(record) for record in records]

@@ -15,7 +15,7 @@ from nnx.records import NNIterationDataPoint
 from nnx.store import election, inherited, lease, listing, manifest, shards, standing
 from nnx.store.commit import Commit, Current, remove_point
 from nnx.store.errors import ResumePointError, RunBusyError
-from nnx.store.idps_csv import CsvHistory
+from nnx.store.idps_csv import TableWriter
 from nnx.store.paths import LAST, STEP, PointFiles, RunPaths, tag_name
 from nnx.store.points import ResumePoint
 from nnx.store.run import NNRun, write_config, write_metadata
@@ -55,40 +55,6 @@ class HistoryWriter(Protocol):
     def commit(self, flushes: Flushes) -> None: ...
     def rollback(self) -> None: ...
     def everything(self) -> Sequence[NNIterationDataPoint]: ...
-
-
-class TableWriter:
-    """Every record in memory, each epoch's rows appended to ``idps.csv``."""
-
-    def __init__(self, path: str) -> None:
-        self.view: list[NNIterationDataPoint] = []
-        self._table = CsvHistory(path)
-        self._written = 0
-        self._before = 0
-
-    def add(self, record: NNIterationDataPoint) -> None:
-        self.view.append(record)
-
-    def replace_last(self, record: NNIterationDataPoint) -> None:
-        self.view[-1] = record
-
-    def discard(self) -> None:
-        del self.view[self._written :]
-
-    def abandon(self) -> None:
-        """Nothing is on the disk before the first commit."""
-
-    def everything(self) -> Sequence[NNIterationDataPoint]:
-        return self.view
-
-    def commit(self, flushes: Flushes) -> None:
-        self._before = self._written
-        self._table.append(self.view[self._written :], flushes)
-        self._written = len(self.view)
-
-    def rollback(self) -> None:
-        self._table.rollback()
-        self._written = self._before
 
 
 class RunWriter:
@@ -153,7 +119,9 @@ class RunWriter:
         that it begins with.
         """
         paths = RunPaths.of(run.id, root)
-        link = _parent_link(parent, root) if isinstance(parent, ResumePoint) else parent
+        from nnx.provenance.records import parent_link
+
+        link = parent_link(parent, root) if isinstance(parent, ResumePoint) else parent
         with lease.writable_lease(paths, overwrite=overwrite, until_commit=True):
             writer = cls(run, paths, history, provenance, link, best)
             try:
@@ -430,22 +398,3 @@ def _only_warned(what: str) -> Iterator[None]:
             f"the training is finished and committed, but {what} could not be written: {error}",
             RuntimeWarning,
         )
-
-
-def _parent_link(point: ResumePoint, root: str | None) -> dict[str, Any]:
-    """What an attempt says of the point it resumed."""
-    from nnx.provenance import load_provenance
-
-    link: dict[str, Any] = {
-        "run_id": point.run_id,
-        "checkpoint": point.tag,
-        "epoch": point.completed_epoch,
-        "generation": point.generation if point.bundle is None else point.bundle,
-        "checkpoint_id": point.checkpoint_id,
-    }
-    if point.bundle is not None:
-        return link
-    record = load_provenance(point.run_id, root)
-    if record is not None and record.attempt is not None:
-        link["attempt_id"] = record.attempt.attempt_id
-    return link
