@@ -7,9 +7,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 from nnx.utils.artifacts import JsonArtifact
+from nnx.utils.jsonlike import freeze_mapping, thaw
 
-from .arrays import identity, is_prediction, prediction_logits, real_matrix, row_ids, softmax
-from .binding import DISJOINTNESS, check_bound
+from .arrays import (
+    identity,
+    is_prediction,
+    prediction_logits,
+    real_matrix,
+    row_ids,
+    softmax,
+    text_labels,
+)
+from .binding import DISJOINTNESS, check_bound, check_splits
 from .errors import CalibrationError
 from .metrics import DEFAULT_EPSILON, CalibrationMetrics
 from .prediction import CalibratedPrediction
@@ -29,6 +38,44 @@ class BoundCalibrator(JsonArtifact):
     split_id: str
     train_split_id: str | None
     test_split_id: str | None
+    fit_config: Mapping[str, Any]
+    fit_result: Mapping[str, Any]
+
+    def _settle(self, *mappings: str) -> None:
+        """Check what binds the calibrator, and freeze its ``mappings`` and those of its fit."""
+        object.__setattr__(self, "labels", text_labels(self.labels, CalibrationError))
+        identity("model_id", self.model_id, CalibrationError)
+        check_splits(self.split_id, self.train_split_id, self.test_split_id, CalibrationError)
+        for name in (*mappings, "fit_config", "fit_result"):
+            try:
+                object.__setattr__(self, name, freeze_mapping(getattr(self, name), name))
+            except ValueError as error:
+                raise CalibrationError(str(error)) from None
+
+    def _stored(self, kind: str, **own: Any) -> dict[str, Any]:
+        """The stored form: what is the calibrator's own, and what binds it."""
+        return {
+            "format": FORMAT,
+            "kind": kind,
+            **own,
+            "labels": list(self.labels),
+            "model_id": self.model_id,
+            "split": self.split,
+            "fit": {"config": thaw(self.fit_config), "result": thaw(self.fit_result)},
+        }
+
+    @classmethod
+    def _read(cls, state: Mapping[str, Any], kind: str, own: str) -> dict[str, Any]:
+        """The fields in a stored form whose own entry is ``own``."""
+        keys = dict.fromkeys((own, "labels", "model_id", "split", "fit"), True)
+        fields = cls._open(state, keys, kind=kind)
+        return {
+            own: fields[own],
+            "labels": fields["labels"],
+            "model_id": fields["model_id"],
+            **stored_split(fields["split"]),
+            **stored_fit(fields["fit"]),
+        }
 
     def calibrate(self, values: np.ndarray) -> np.ndarray:
         """(N, C) probabilities, float64, of checked (N, C) logits."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from nnx.utils import validation as check
-from nnx.utils.jsonlike import freeze_mapping, thaw
+from nnx.utils.jsonlike import thaw
 
-from .arrays import blocks, class_targets, declared_labels, identity, softmax, text_labels
+from .arrays import blocks, class_targets, declared_labels, softmax
 from .binding import check_splits
-from .bound import FORMAT, BoundCalibrator, rows_of, stored_fit, stored_split
+from .bound import BoundCalibrator, rows_of
 from .curves import isotonic_curve, read_curve
 from .errors import CalibrationError, CalibrationFitError
 from .temperature import TemperatureCalibrator, fit_temperature, mean_nll
@@ -49,14 +49,7 @@ class FittedCalibrator(BoundCalibrator):
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise CalibrationError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
-        object.__setattr__(self, "labels", text_labels(self.labels, CalibrationError))
-        identity("model_id", self.model_id, CalibrationError)
-        check_splits(self.split_id, self.train_split_id, self.test_split_id, CalibrationError)
-        for name in ("parameters", "fit_config", "fit_result"):
-            try:
-                object.__setattr__(self, name, freeze_mapping(getattr(self, name), name))
-            except ValueError as error:
-                raise CalibrationError(str(error)) from None
+        self._settle("parameters")
         self._check_parameters()
 
     def _check_parameters(self) -> None:
@@ -109,29 +102,13 @@ class FittedCalibrator(BoundCalibrator):
         return out
 
     def state(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "kind": self.kind,
-            "parameters": thaw(self.parameters),
-            "labels": list(self.labels),
-            "model_id": self.model_id,
-            "split": self.split,
-            "fit": {"config": thaw(self.fit_config), "result": thaw(self.fit_result)},
-        }
+        return self._stored(self.kind, parameters=thaw(self.parameters))
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> FittedCalibrator:
-        keys = dict.fromkeys(("parameters", "labels", "model_id", "split", "fit"), True)
         kind = state.get("kind") if isinstance(state, Mapping) else None
-        fields = cls._open(state, keys, kind=kind if kind in KINDS else "vector")
-        return cls(
-            kind=str(kind),
-            parameters=fields["parameters"],
-            labels=fields["labels"],
-            model_id=fields["model_id"],
-            **stored_split(fields["split"]),
-            **stored_fit(fields["fit"]),
-        )
+        kind = kind if kind in KINDS else "vector"
+        return cls(kind=kind, **cls._read(state, kind, "parameters"))
 
 
 def calibrator_from_state(state: Mapping[str, Any]) -> BoundCalibrator:

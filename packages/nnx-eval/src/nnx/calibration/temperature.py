@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from nnx.utils import validation as check
-from nnx.utils.jsonlike import freeze_mapping, thaw
 
 from .arrays import (
     blocks,
@@ -17,10 +16,9 @@ from .arrays import (
     declared_labels,
     identity,
     softmax,
-    text_labels,
 )
 from .binding import DISJOINTNESS, check_splits
-from .bound import FORMAT, BoundCalibrator, rows_of, stored_fit, stored_split
+from .bound import BoundCalibrator, rows_of
 from .errors import CalibrationError, CalibrationFitError
 
 
@@ -42,45 +40,19 @@ class TemperatureCalibrator(BoundCalibrator):
     fit_result: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        def put(name: str, value: Any) -> None:
-            object.__setattr__(self, name, value)
-
-        put("temperature", _positive("temperature", self.temperature))
-        put("labels", text_labels(self.labels, CalibrationError))
-        put("model_id", identity("model_id", self.model_id, CalibrationError))
-        check_splits(self.split_id, self.train_split_id, self.test_split_id, CalibrationError)
-        for name in ("fit_config", "fit_result"):
-            try:
-                put(name, freeze_mapping(getattr(self, name), name))
-            except ValueError as error:
-                raise CalibrationError(str(error)) from None
+        object.__setattr__(self, "temperature", _positive("temperature", self.temperature))
+        self._settle()
 
     def calibrate(self, values: np.ndarray) -> np.ndarray:
         """``softmax(values / T)`` of checked (N, C) logits."""
         return softmax(values, 1 / self.temperature)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "kind": "temperature",
-            "temperature": self.temperature,
-            "labels": list(self.labels),
-            "model_id": self.model_id,
-            "split": self.split,
-            "fit": {"config": thaw(self.fit_config), "result": thaw(self.fit_result)},
-        }
+        return self._stored("temperature", temperature=self.temperature)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> TemperatureCalibrator:
-        keys = dict.fromkeys(("temperature", "labels", "model_id", "split", "fit"), True)
-        fields = cls._open(state, keys, kind="temperature")
-        return cls(
-            temperature=fields["temperature"],
-            labels=fields["labels"],
-            model_id=fields["model_id"],
-            **stored_split(fields["split"]),
-            **stored_fit(fields["fit"]),
-        )
+        return cls(**cls._read(state, "temperature", "temperature"))
 
 
 @dataclass(frozen=True, slots=True)
