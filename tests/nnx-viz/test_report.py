@@ -6,6 +6,7 @@ import re
 import warnings
 from pathlib import Path
 
+import nnx
 import pytest
 import torch
 from made_runs import make_run
@@ -338,3 +339,12 @@ def test_the_command(root, tmp_path, monkeypatch):
         assert again.exit_code == 0  # a page is replaced by a newer one
         missing = runner.invoke(app, ["report", "zzz", "-o", str(out), "--runs", root])
         assert missing.exit_code == 1
+
+
+def test_a_fit_writes_the_report_of_its_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("NNX_RUNS", str(tmp_path / "runs"))
+    x, y = torch.randn(16, 2), torch.arange(16) % 2
+    fitted = nnx.fit(torch.nn.Linear(2, 2), (x, y), epochs=1, device="cpu")
+    path = tmp_path / "page.html"
+    assert fitted.report(path) == str(path)
+    assert fitted.run.id in path.read_text(encoding="utf-8")

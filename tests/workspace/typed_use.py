@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import nnx
+import numpy as np
 import torch
 from nnx import NNCheckpoint, NNModel, NNParams, NNRun, NNTrainParams, set_seed
 from nnx.fitting import Fitted
@@ -13,6 +14,7 @@ from nnx.models import Model
 from nnx.peft import apply_lora_to
 from nnx.plugins import Registry
 from nnx.result import Err, Ok, Result
+from nnx.sklearn import NNClassifier, NNRegressor
 from torch import nn
 
 if TYPE_CHECKING:
@@ -34,6 +36,11 @@ if TYPE_CHECKING:
         assert_type(fitted.evaluate().accuracy, float | None)
         assert_type(NNRun.find("accuracy > 0.9")[0], NNRun)
         nnx.fit(make, (x, y), epoch=2)  # type: ignore[call-arg]
+
+    def an_estimator_is_typed(x: np.ndarray, y: np.ndarray) -> None:
+        assert_type(NNClassifier(epochs=2).fit(x, y), NNClassifier)
+        assert_type(NNRegressor().fit(x, y).predict(x), np.ndarray)
+        NNClassifier(epoch=2)  # type: ignore[call-arg]
 
     def a_model_is_what_the_rooms_below_know(model: NNModel) -> Model:
         return model

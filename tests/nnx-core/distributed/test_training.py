@@ -97,6 +97,9 @@ def test_a_split_run_equals_the_whole_one(folder):
         assert rest["loss"] == whole["loss"][-len(rest["loss"]) :]
         assert rest["val"] == whole["val"][2:]
         assert found["status"] == "stateful"
+        for script in found["scripts"]:
+            assert script["weights"] == whole["weights"]
+            assert script["id"] == found["scripts"][0]["id"]
         assert "data plan" in found["other_data"]
     three = torchrun(folder, "resume_elsewhere", 3, {"run": one["rest"]["id"]})
     for found in three:

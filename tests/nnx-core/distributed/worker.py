@@ -230,9 +230,28 @@ def resume(_args):
     rest = model(seed=9, dropout=0.3)
     run = rest.train(again, distributed=DDP())
     other_data = replace(again, train_loader=train_loader(data(), 4, seed=8))
+
+    class Fail(Callback):
+        rank_behaviour = "every"
+
+        def on_epoch_begin(self, ctx):
+            if ctx.epoch == 2:
+                raise OSError("the power is gone")
+
+    script = params(n_epochs=4, on_existing="resume")
+    failure(
+        lambda: model(dropout=0.3).train(
+            script, distributed=DDP(), callbacks=[Fail()], salt="script"
+        )
+    )
+    scripts = []
+    for seed in (10, 11):  # continued, and then found finished
+        trained = model(seed=seed, dropout=0.3)
+        scripts.append(summary(trained.train(script, distributed=DDP(), salt="script"), trained))
     return {
         "whole": together,
         "rest": summary(run, rest),
+        "scripts": scripts,
         "status": run.resume_status.mode,
         "other_data": failure(
             lambda: model(dropout=0.3).train(other_data, distributed=DDP(), salt="o")

@@ -14,6 +14,7 @@ import pytest
 import torch
 from nnx.fitting import Batches, Fitted, fit
 from nnx.params.training import DEFAULT_OPTIM, DEFAULT_SCHEDULER
+from nnx.plugins import manager
 from nnx.plugins.siblings import how_to_get
 from nnx.seeding import isolated_rng
 from torch import nn
@@ -250,24 +251,18 @@ def test_images_and_tokens_keep_their_shapes_and_kinds():
         batches.loader((images, [0, 1]), "train", shuffle=False)
 
 
-def test_the_report_is_the_one_of_nnx_viz(monkeypatch):
+def test_the_report_is_that_of_the_renderer_of_pages(monkeypatch):
     fitted = fit(small, (X, Y), epochs=1, device="cpu")
-    from nnx.plugins import manager
-
-    registry = manager.registry("renderer")
-    kept = registry.resolve("run.page") if ("run.page", 1) in registry else None
-    registry.register(
-        "run.page", 1, lambda ids, path: f"{path} of {ids}", owner="tests", replace=True
-    )
-    assert fitted.report("x.html") == f"x.html of {[fitted.run.id]}"
-    registry.unregister("run.page", 1)
+    monkeypatch.setattr("nnx.fitting.fitted.PAGE", "tests.page")
+    with pytest.raises(ImportError) as refused:
+        fitted.report()
+    assert str(refused.value) == how_to_get("Fitted.report", "nnx-viz")
+    renderers = manager.registry("renderer")
+    renderers.register("tests.page", 1, lambda ids, path: f"{path} of {ids}", owner="tests")
     try:
-        with pytest.raises(ImportError) as refused:
-            fitted.report()
-        assert str(refused.value) == how_to_get("Fitted.report", "nnx-viz")
+        assert fitted.report("x.html") == f"x.html of {[fitted.run.id]}"
     finally:
-        if kept is not None:
-            registry.register("run.page", 1, kept, owner="nnx-viz")
+        renderers.unregister("tests.page", 1)
 
 
 def test_nothing_is_said_shortly_that_the_long_way_lacks_and_the_name_costs_nothing():
