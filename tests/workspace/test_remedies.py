@@ -30,7 +30,7 @@ PROJECTS = {
 # -- distributions: what a sibling is said to provide is there ---------------------------
 
 # What an extension is going to hold, as long as it has only a part of it.
-NOT_YET: dict[str, set[str]] = {"nnx-lm": {"interop"}}
+NOT_YET: dict[str, set[str]] = {}
 
 
 def test_the_reserved_distributions_are_those_that_contribute_nothing() -> None:

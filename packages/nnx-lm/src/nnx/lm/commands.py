@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from nnx.cli.options import Quiet, RunId, RunsFolder, use_quiet, use_runs
@@ -142,6 +142,58 @@ def chat(
         )  # fmt: skip
         print()
         messages.append({"role": "assistant", "content": answer})
+
+
+@lm.command()
+def export(
+    run: RunId,
+    to: Annotated[str, typer.Option("--to", help="transformers, gguf (llama.cpp) or ollama.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The folder, or the .gguf file.")],
+    quantization: Annotated[
+        str, typer.Option(help="Of gguf and ollama: F32, F16, BF16 or Q8_0.")
+    ] = "F16",
+    architecture: Annotated[
+        str, typer.Option(help="Of gguf and ollama: llama, or nnx_transformer.")
+    ] = "llama",
+    checkpoint: Point = "best",
+    runs: RunsFolder = None,
+) -> None:
+    """Write a language model for other programs, and compare what they read with it.
+
+    Example: nnx lm export best --to gguf -o model.gguf
+    """
+    from nnx import interop
+    from nnx.utils import validation as check
+
+    check.choice("nnx lm export", "--to", to, ("transformers", "gguf", "ollama"))
+    model = _model(run, runs, checkpoint)
+    options: dict[str, Any] = {"architecture": architecture, "quantization": quantization}
+    if to == "transformers":
+        written = interop.to_transformers(model, output)
+    elif to == "gguf":
+        written = interop.write_gguf(model.net, model.tokenizer, output, **options)
+    else:
+        written = interop.export_ollama_modelfile(model.net, model.tokenizer, output, **options)
+    print(f"written: {written}")
+
+
+@lm.command("import")
+def import_(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Of transformers, or a Hub id.")],
+    revision: Annotated[str | None, typer.Option(help="Of a Hub repository.")] = None,
+    runs: RunsFolder = None,
+) -> None:
+    """Keep a model of transformers as a run, which writes and is exported like any other.
+
+    Llama's architecture, and Mistral's and Qwen2's where they compute the same; safetensors
+    alone, and no code. Example: nnx lm import ./SmolLM-135M
+    """
+    from nnx.interop import from_transformers
+    from nnx.interop.imported import keep_as_run
+
+    use_runs(runs)
+    run = keep_as_run(from_transformers(folder, revision=revision))
+    print(f'kept as run {run.id}\nlet it write: nnx lm generate {run.id[:8]} "The "')
 
 
 def _model(run: str, runs: str | None, checkpoint: str):  # type: ignore[no-untyped-def]
