@@ -154,6 +154,18 @@ def test_the_targets_of_a_regression_are_one_number_per_row():
     assert torch.equal(y, torch.from_numpy(x).float())
 
 
+def test_classes_may_be_whole_floats_in_a_column_and_probabilities_stay():
+    batches = Batches(loss=nnx.Losses.CROSS_ENTROPY)
+    for y in ([0.0, 2.0], np.array([[0], [2]]), np.array([0, 2], dtype=np.uint8)):
+        *_, read = next(iter(batches.loader((VX[:2], y), "train", shuffle=False)))
+        assert torch.equal(read, torch.tensor([0, 2]))
+    soft = np.array([[0.5, 0.5], [1.0, 0.0]])
+    *_, read = next(iter(batches.loader((VX[:2], soft), "train", shuffle=False)))
+    assert torch.equal(read, torch.from_numpy(soft).float())
+    with pytest.raises(ValueError, match=r"train\[1\] holds 0.5 in row 1, which is not the index"):
+        batches.loader((VX[:2], [1.0, 0.5]), "train", shuffle=False)
+
+
 def test_the_best_epoch_is_scored_and_used_without_the_data_at_hand():
     class Worse(nnx.Callback):
         def on_epoch_end(self, ctx):
@@ -190,6 +202,7 @@ def test_a_script_that_is_run_again_continues():
         fit(small, (X, Y), **said, callbacks=[Stop()])
     fitted = fit(small, (X, Y), **said)
     whole = fit(small, (X, Y), **said, salt="whole")
+    assert repr(whole) == f"Fitted(Sequential, run {whole.run.id}, 4 epochs)"
     assert same(weights(fitted.model), weights(whole.model))
     assert fit(small, (X, Y), **said).run.id == fitted.run.id
 

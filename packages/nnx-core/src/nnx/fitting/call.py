@@ -111,7 +111,7 @@ def fit(
     batches = Batches(
         target=target,
         batch_size=None if batch_size is None else check.count(_OWNER, "batch_size", batch_size),
-        numbers=Batches.compares_numbers(model_params.loss),
+        loss=model_params.loss,
     ).of(train)
     watched = _monitor(monitor)
     params = NNTrainParams(

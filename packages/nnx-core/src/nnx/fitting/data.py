@@ -15,10 +15,11 @@ from nnx.data.tabular import exactly
 from nnx.utils import validation as check
 
 DEFAULT_BATCH_SIZE = 32
-# What these losses compare with is a number for each output, not the index of a class.
+# What these losses compare outputs with: a number for each, or the index of a class.
 _OF_NUMBERS = frozenset(
     {"mean_squared_error", "binary_cross_entropy", "bce", "mse", "huber", "poisson", "gaussian_nll"}
 )
+_OF_CLASSES = frozenset({"cross_entropy", "negative_log_likelihood", "focal"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,23 +29,18 @@ class Batches:
     A ``DataLoader``, a list of batches and any other loader are taken as they are, and tensors
     too. Arrays and the columns of a table become tensors: floating inputs float32, whole
     ones int64. Targets are class indices ``(B,)`` int64 where they are whole numbers, else
-    float32 values, ``(B, 1)`` where they are one per row; under a loss that compares numbers
-    (``numbers``) whole ones too. Batches for training are shuffled.
+    float32 values, ``(B, 1)`` where they are one per row; under a ``loss`` that compares
+    numbers whole ones too. Batches for training are shuffled.
     """
 
     target: str | int | None = None
     batch_size: int | None = None
-    numbers: bool = False
+    loss: Any = None
     columns: tuple[Any, ...] | None = None
 
     def of(self, train: Any) -> Batches:
         """The same for what is trained on: every later table has its columns."""
         return replace(self, columns=self._features(train)) if is_frame(train) else self
-
-    @staticmethod
-    def compares_numbers(loss: Any) -> bool:
-        """Whether a loss (a member, a spec) compares outputs with numbers, not with classes."""
-        return str(getattr(loss, "id", loss)).rpartition(".")[2] in _OF_NUMBERS
 
     def loader(self, data: Any, name: str, *, shuffle: bool) -> Iterable[Any]:
         """The batches of ``data``, which is the argument ``name``."""
@@ -118,10 +114,28 @@ class Batches:
         if isinstance(values, torch.Tensor):
             return values
         array = numeric_array(values, where, ValueError)
-        if not self.numbers and array.dtype.kind in "biu":
+        kind = str(getattr(self.loss, "id", self.loss)).rpartition(".")[2]
+        if kind in _OF_CLASSES:
+            array = _classes(array, where)
+        if kind not in _OF_NUMBERS and array.dtype.kind in "biu":
             return exactly(array, torch.int64, where, _rows(array))
         tensor = exactly(array, torch.float32, where, _rows(array), missing=True)
         return tensor[:, None] if tensor.dim() == 1 else tensor
+
+
+def _classes(array: Any, where: str) -> Any:
+    """One class for each row, as whole numbers; probabilities of all classes stay."""
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or array.dtype.kind != "f":
+        return array
+    broken = np.flatnonzero(array != np.floor(array))
+    if len(broken):
+        raise ValueError(
+            f"{where} holds {array[broken[0]]} in row {broken[0]}, which is not the index of a "
+            'class; for numbers give a loss that compares them, such as "mean_squared_error"'
+        )
+    return array.astype(np.int64)
 
 
 def _matrix(frame: Any, columns: tuple[Any, ...]) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PAGE = "run.page"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Fitted:
     """A trained model and its run.
 
@@ -35,9 +35,13 @@ class Fitted:
 
     model: NNModel
     run: NNRun
-    batches: Batches = field(repr=False)
-    val: Iterable[Any] | None = field(default=None, repr=False)
-    make: Callable[[], nn.Module] | None = field(default=None, repr=False)
+    batches: Batches
+    val: Iterable[Any] | None = None
+    make: Callable[[], nn.Module] | None = None
+
+    def __repr__(self) -> str:
+        epochs = self.run.idps[-1].epoch_idx + 1 if self.run.idps else 0
+        return f"Fitted({type(self.model.net).__name__}, run {self.run.id}, {epochs} epochs)"
 
     def best(self) -> Fitted:
         """The same with the model of the run's BEST checkpoint."""

@@ -20,7 +20,8 @@ class RunExistsError(FileExistsError, NNxError):
     def __init__(self, run_id: str, root: str, *, why: str = "") -> None:
         super().__init__(
             f"run {run_id} already exists in {root}{why and f', and {why}'}. Give the new one a "
-            "salt= or a data_id, or replace the old one with overwrite_existing=True."
+            "salt= or a data_id, replace the old one with overwrite_existing=True, or say "
+            "on_existing='resume' or 'load' to go on with it."
         )
         self.run_id = run_id
 
