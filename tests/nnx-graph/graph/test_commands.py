@@ -213,3 +213,7 @@ def test_a_run_of_another_kind_is_refused(files):
     assert "give both NODES.csv and EDGES.csv" in nnx(
         "graph", "predict", run_id, "nodes.csv", fails=True
     )
+    edges = Path("edges.csv").read_bytes()
+    said = nnx("graph", "predict", run_id, "--output", "edges.csv", fails=True)
+    assert "which it would replace" in " ".join(said.split())
+    assert Path("edges.csv").read_bytes() == edges

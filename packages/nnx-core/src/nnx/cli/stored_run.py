@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import json
 import sys
 from typing import Any
 
 import torch
 
+from nnx.cli.kept import continuing, read_kept, write_predictions
 from nnx.cli.options import again
-from nnx.cli.output import check_output, write_output
+from nnx.cli.output import check_output
 from nnx.cli.preparation import Preparation
 from nnx.cli.source import Source, is_regular
 from nnx.cli.table import delimiter_of, read_table
-from nnx.cli.table_run import EARLIER_FORMAT, FILE, FORMAT, Job, load_model, table_file
+from nnx.cli.table_run import EARLIER_FORMAT, FILE, FORMAT, Job, load_model
 from nnx.components import ComponentRestoreError
 from nnx.engine.resume import ResumeError
 from nnx.nn_model import NNModel
@@ -41,9 +39,7 @@ def predict(
         print(f"nnx: missing cells filled: {filled}", file=sys.stderr)
     model = load_model(run_id, checkpoint)
     header, rows = _predictions(model, fitted, inputs)
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    write_output(output, text.getvalue())
+    write_predictions(output, header, rows)
     if output is not None:
         print(f"{len(rows)} predictions of {fitted.target.name!r} in {output}")
 
@@ -55,14 +51,7 @@ def resume(run: str, *, epochs: int | None = None, data: str | None = None) -> s
     found = NNRun.load(run_id)
     if found.net is None:
         raise ValueError(f"run {run_id} has no built-in network")
-    params = dataclasses.replace(
-        found.train,
-        n_epochs=found.train.n_epochs if epochs is None else epochs,
-        resume_from_run_id=run_id,
-        resume_from_checkpoint="last",
-        resume_mode="stateful",
-        resume_epochs="planned" if epochs is None else "additional",
-    )
+    params = continuing(found.train, run_id, epochs)
     if epochs is None and _is_finished(run_id, found.train.n_epochs):
         raise ValueError(
             f"run {run_id} has finished its {found.train.n_epochs} epochs; "
@@ -119,19 +108,7 @@ def _is_finished(run_id: str, planned: int) -> bool:
 
 
 def _stored(run_id: str) -> dict[str, Any]:
-    path = table_file(run_id)
-    try:
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(
-            f"run {run_id} was not made by nnx train: it has no {FILE}, so how its inputs were "
-            "prepared is unknown. Use NNModel.from_checkpoint in a script"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    if state.get("format") not in (FORMAT, EARLIER_FORMAT):
-        raise ValueError(f"{path} has format {state.get('format')!r}, not {FORMAT!r}")
-    return state
+    return read_kept(run_id, FILE, (FORMAT, EARLIER_FORMAT), command="nnx train")
 
 
 def _predictions(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from nnx.callbacks import Callback, EarlyStopping
+from nnx.callbacks import EarlyStopping
 from nnx.cli import preparation as prepare
+from nnx.cli.kept import Keep
 from nnx.cli.options import again
 from nnx.cli.preparation import Preparation
 from nnx.cli.screen import sections
@@ -31,28 +31,12 @@ from nnx.store.checkpoint import NNCheckpoint
 from nnx.store.errors import RunExistsError
 from nnx.store.paths import RunPaths
 from nnx.store.predictions import save_predictions
-from nnx.utils.files import atomic_write
 from nnx.utils.validation import close
 
 FORMAT, EARLIER_FORMAT = "nnx.table-run/2", "nnx.table-run/1"
 FILE = "table.json"
 DEFAULTS: Mapping[str, Any] = {"hidden": "64,64", "learning_rate": 0.001, "dropout": 0.0}
 PATIENCE = "patience="  # the salt of a run that early stopping may end
-
-
-class _KeepTable(Callback):
-    """Writes ``table.json`` into the run before its first epoch is committed."""
-
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        self._state = state
-        self.run_id: str | None = None
-
-    def on_epoch_end(self, ctx: Any) -> None:
-        self.run_id = ctx.run.id
-        path = table_file(ctx.run.id)
-        if not path.exists():
-            with atomic_write(path) as stream:
-                json.dump(self._state, stream, indent=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +166,7 @@ class Job:
             params, train_loader=training, val_loader=validation,
             data_id=self.source.identity(self.table.digest), overwrite_existing=overwrite,
         )  # fmt: skip
-        keep = _KeepTable(self.state())
+        keep = Keep(FILE, self.state())
         callbacks: list[Any] = [keep]
         if self.source.patience is not None:
             callbacks.append(EarlyStopping(patience=self.source.patience))
@@ -317,11 +301,6 @@ def load_model(run_id: str, tag: str) -> NNModel:
         )
         device = Devices.CPU
     return NNModel.from_checkpoint(found, device=device)
-
-
-def table_file(run_id: str) -> Path:
-    """Where a run keeps what it knows of its table."""
-    return Path(RunPaths.of(run_id).dir) / FILE
 
 
 def sizes(hidden: str) -> list[int] | None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from nnx.callbacks import Callback, EarlyStopping
+from nnx.callbacks import EarlyStopping
+from nnx.cli.kept import Keep, continuing, read_kept, write_predictions
+from nnx.cli.output import check_output
 from nnx.cli.preparation import Preparation
 from nnx.cli.screen import sections
 from nnx.cli.table import Table, TableError, read_table
@@ -41,7 +39,6 @@ from nnx.store.paths import RunPaths
 from nnx.store.pointer import resolve_run_id
 from nnx.store.predictions import save_predictions
 from nnx.store.run import NNRun
-from nnx.utils.files import atomic_write
 from nnx.utils.modes import eval_mode
 from torch_geometric.data import Data
 
@@ -51,19 +48,6 @@ FILE = "graph.json"
 
 class _Batches(list[Any]):
     """Batches that can say what they are of (``data_id``)."""
-
-
-class _KeepGraph(Callback):
-    """Writes ``graph.json`` into the run before its first epoch is committed."""
-
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        self._state = state
-
-    def on_epoch_end(self, ctx: Any) -> None:
-        path = graph_file(ctx.run.id)
-        if not path.exists():
-            with atomic_write(path) as stream:
-                json.dump(self._state, stream, indent=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +154,7 @@ class GraphJob:
             params, train_loader=loaders["train"], val_loader=loaders["validation"],
             data_id=self.source.identity(self.graph), overwrite_existing=overwrite,
         )  # fmt: skip
-        callbacks: list[Any] = [_KeepGraph(self.state())]
+        callbacks: list[Any] = [Keep(FILE, self.state())]
         if self.source.patience is not None:
             callbacks.append(EarlyStopping(patience=self.source.patience))
             salt = salt or f"patience={self.source.patience}"
@@ -286,6 +270,8 @@ def predict_with(
         raise ValueError("give both NODES.csv and EDGES.csv, or neither")
     if nodes is not None and edges is not None:
         source = dataclasses.replace(source, nodes=nodes, edges=edges)
+    if output is not None:
+        check_output(output, inputs=[source.nodes, source.edges, *([pairs] if pairs else [])])
     fitted = Preparation.from_state(stored["preparation"])
     model = load_model(run_id, checkpoint)
     if source.task == "node":
@@ -300,12 +286,9 @@ def predict_with(
             )
         job = _same_data(run_id, source, stored)
         header, rows = _predicted_pairs(model, job, pairs)
-    if output is None:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
-        return
-    with atomic_write(output) as stream:
-        csv.writer(stream, lineterminator="\n").writerows([header, *rows])
-    print(f"{len(rows)} predictions in {output}")
+    write_predictions(output, header, rows)
+    if output is not None:
+        print(f"{len(rows)} predictions in {output}")
 
 
 def resume_run(run: str, *, epochs: int | None = None) -> str:
@@ -314,33 +297,12 @@ def resume_run(run: str, *, epochs: int | None = None) -> str:
     source, stored = _stored(run_id)
     job = _same_data(run_id, source, stored)
     found = NNRun.load(run_id)
-    params = dataclasses.replace(
-        found.train,
-        n_epochs=found.train.n_epochs if epochs is None else epochs,
-        resume_from_run_id=run_id,
-        resume_from_checkpoint="last",
-        resume_mode="stateful",
-        resume_epochs="planned" if epochs is None else "additional",
-    )
+    params = continuing(found.train, run_id, epochs)
     return job.train(NNModel(params=found.model), params, salt=found.salt)
 
 
-def graph_file(run_id: str) -> Path:
-    """Where a run keeps what it knows of its tables."""
-    return Path(RunPaths.of(run_id).dir) / FILE
-
-
 def _stored(run_id: str) -> tuple[GraphSource, dict[str, Any]]:
-    path = graph_file(run_id)
-    try:
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(
-            f"run {run_id} was not made by nnx graph train: it has no {FILE}. Use "
-            "NNModel.from_checkpoint in a script"
-        ) from None
-    if state.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {state.get('format')!r}, not {FORMAT!r}")
+    state = read_kept(run_id, FILE, (FORMAT,), command="nnx graph train")
     return GraphSource.from_state(state["source"]), state
 
 
