@@ -178,7 +178,9 @@ def test_the_best_epoch_is_scored_and_used_without_the_data_at_hand():
             net, (X, Y), (VX, VY), epochs=3, seed=1, lr=0.05, device="cpu", callbacks=[Worse()],
             on_existing="replace",
         )  # fmt: skip
+        stream = torch.get_rng_state()
         best = fitted.best()
+        assert torch.equal(torch.get_rng_state(), stream)
         scores = [r.val_edp.error for r in fitted.run.idps if r.val_edp]
         assert isinstance(best, Fitted)
         assert best.evaluate().error == min(scores)

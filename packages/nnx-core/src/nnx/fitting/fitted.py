@@ -16,6 +16,7 @@ from nnx.nn_model import NNModel
 from nnx.params import RuntimeModule
 from nnx.plugins import manager, siblings
 from nnx.plugins.registry import UnknownIdError
+from nnx.seeding import isolated_rng
 from nnx.store import NNCheckpoint, NNRun
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class Fitted:
             )
         module = None
         if isinstance(point.model_params.net, RuntimeModule):
-            module = copy.deepcopy(self.model.net) if self.make is None else self.make()
+            with isolated_rng():  # what it draws is replaced by the checkpoint
+                module = copy.deepcopy(self.model.net) if self.make is None else self.make()
         model = NNModel.from_checkpoint(
             point, module=module, batch_adapter=self.model.batch_adapter
         )
