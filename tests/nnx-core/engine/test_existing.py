@@ -214,6 +214,24 @@ def test_replace_keeps_the_old_run_until_the_first_commit(kit):
     assert kit.same(dict(last.net_state), dict(model.net.state_dict()))
 
 
+def test_the_beginning_of_an_id_resumes_that_run_under_the_id_of_the_whole_one(kit):
+    params = kit.train_params()
+    with pytest.raises(StopHere):
+        kit.model().train(params, callbacks=[DieAt(7)])
+    (stopped,) = NNRun.list()
+    named = [
+        kit.model().train(
+            dataclasses.replace(
+                params, resume_from_run_id=stopped.id[:length], resume_epochs="planned",
+                overwrite_existing=True,
+            )
+        )
+        for length in (8, None)
+    ]  # fmt: skip
+    assert named[0].id == named[1].id
+    assert named[0].train.resume_from_run_id == stopped.id
+
+
 SCRIPT = """
 import os, signal, sys
 sys.path.insert(0, {folder!r})

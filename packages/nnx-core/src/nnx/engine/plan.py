@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nnx.engine import checks
@@ -13,6 +13,8 @@ from nnx.engine.resume.point import check_request
 from nnx.models import current_net_params, described_params
 from nnx.precision import ResolvedPrecision
 from nnx.store import NNRun, providers
+from nnx.store.paths import BEST_POINTER
+from nnx.store.pointer import locate_run
 
 if TYPE_CHECKING:
     from nnx.engine.ranks.base import Ranks
@@ -70,6 +72,7 @@ class FitPlan:
 def plan_fit(request: FitRequest, ranks: Ranks) -> FitPlan:
     """Check ``request`` and say what follows from it."""
     checks.check_arguments(request)
+    request = _naming_runs_in_full(request)
     params, model, optimizers = request.params, request.model, request.optimizers
     if params.resume_from_run_id is not None:
         providers.remember_of(params.resume_from_run_id)
@@ -104,3 +107,14 @@ def plan_fit(request: FitRequest, ranks: Ranks) -> FitPlan:
         schedules=schedules, model_params=model_params, run=run,
         watches_training=any(spec and spec.split == "train" for spec in watched),
     )  # fmt: skip
+
+
+def _naming_runs_in_full(request: FitRequest) -> FitRequest:
+    """The same with the whole id of the run to resume, which is part of the new run's own."""
+    named = request.params.resume_from_run_id
+    if named is None or named == BEST_POINTER or request.point is not None:
+        return request
+    whole = locate_run(named).id
+    if whole == named:
+        return request
+    return replace(request, params=replace(request.params, resume_from_run_id=whole))
