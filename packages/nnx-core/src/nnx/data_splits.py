@@ -116,13 +116,8 @@ def plan_split(
         if strategy == "group":
             codes = by_group(values, shares, functools.partial(ranked, seed=seed, what="group"))
         else:
-            parameters["insufficient"] = small = _small_classes(insufficient)
-            codes, only_train = by_class(
-                values, shares, ranked(members, seed, "sample"),
-                small_classes_train=small == "train", give_least=one_from_the_richest,
-            )  # fmt: skip
-            if only_train:
-                parameters["train_only_classes"] = only_train
+            codes, more = _stratified(values, shares, members, seed, insufficient)
+            parameters |= more
     splits = _deal(members, codes)
     if not splits["train"]:
         raise SplitError("the training split would be empty; move the cutoffs or proportions")
@@ -137,6 +132,21 @@ def plan_split(
         parameters=parameters,
         seed=seed,
     )
+
+
+def _stratified(
+    values: Sequence[Any], shares: Any, members: Sequence[SampleId], seed: int, insufficient: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The code of each row, and what the manifest says of small classes."""
+    small = _small_classes(insufficient)
+    codes, only_train = by_class(
+        values, shares, ranked(members, seed, "sample"),
+        small_classes_train=small == "train", give_least=one_from_the_richest,
+    )  # fmt: skip
+    return codes, {
+        "insufficient": small,
+        **({"train_only_classes": only_train} if only_train else {}),
+    }
 
 
 def plan_folds(

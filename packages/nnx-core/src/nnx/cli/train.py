@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nnx.cli.options import Quiet, RunId, RunsFolder, use_quiet, use_runs
+
+if TYPE_CHECKING:
+    from nnx.cli.table_run import Job
 
 DataFile = Annotated[str, typer.Argument(metavar="DATA.csv", help="A CSV file with a header.")]
 
@@ -96,23 +99,8 @@ def train(
     if tune_seconds is not None and tune is None:
         raise ValueError("--tune-seconds is a limit of --tune TRIALS, which is not given")
     job = table_run.Job.open(source)
-    if config is None:
-        fixed = {"hidden": hidden, "learning_rate": learning_rate, "dropout": dropout}
-        chosen = {name: value for name, value in fixed.items() if value is not None}
-        common: dict[str, Any] = {
-            "epochs": 50 if epochs is None else epochs,
-            "seed": 0 if seed is None else seed, "device": device or "cpu",
-        }  # fmt: skip
-        with _said_as_options():
-            if tune is not None:
-                from nnx.cli import tuning
-
-                chosen = tuning.tune(job, trials=tune, seconds=tune_seconds, fixed=chosen, **common)
-            model, params = job.configure(**{**table_run.DEFAULTS, **chosen}, **common)
-        if tune is not None:  # BEST is elected as the trials were compared
-            params = dataclasses.replace(params, monitor=tuning.MONITOR)
-        salt = None
-    else:
+    salt = None
+    if config is not None:
         given = {"--hidden": hidden, "--dropout": dropout, "--device": device, "--tune": tune}
         for option, value in given.items():
             if value is not None:
@@ -121,7 +109,29 @@ def train(
             model, params, salt = job.configured_by(
                 config, epochs=epochs, learning_rate=learning_rate, seed=seed
             )
+    else:
+        fixed = {"hidden": hidden, "learning_rate": learning_rate, "dropout": dropout}
+        with _said_as_options():
+            model, params = _configured(
+                job, {name: value for name, value in fixed.items() if value is not None},
+                trials=tune, seconds=tune_seconds, epochs=50 if epochs is None else epochs,
+                seed=0 if seed is None else seed, device=device or "cpu",
+            )  # fmt: skip
     job.train(model, params, salt=salt, overwrite=overwrite)
+
+
+def _configured(
+    job: Job, chosen: dict[str, Any], *, trials: int | None, seconds: float | None, **common: Any
+) -> tuple[Any, Any]:
+    """The model and training of the ``chosen`` options, the others tuned in ``trials``."""
+    from nnx.cli import table_run, tuning
+
+    if trials is not None:
+        chosen = tuning.tune(job, trials=trials, seconds=seconds, fixed=chosen, **common)
+    model, params = job.configure(**{**table_run.DEFAULTS, **chosen}, **common)
+    if trials is not None:  # BEST is elected as the trials were compared
+        params = dataclasses.replace(params, monitor=tuning.MONITOR)
+    return model, params
 
 
 # What a refused configuration calls its fields, and what the terminal calls them.

@@ -49,23 +49,8 @@ def tune(
         )
     if not job.split.validation:
         raise ValueError("--tune compares on validation rows, and --validation is 0")
-    search, plans = importlib.import_module("nnx.search"), importlib.import_module("nnx.plans")
-    model, params = job.configure(epochs=epochs, seed=seed, device=device, **defaults)
-    training, validation, _ = job.loaders(model.device)
-    patience = job.source.patience
-
-    def again(loader: DataLoader[Any], *, shuffle: bool) -> DataLoader[Any]:
-        return DataLoader(loader.dataset, batch_size=loader.batch_size, shuffle=shuffle)
-
-    plan = plans.ExperimentPlan(
-        net=model.net_params, model=model.params,
-        train=dataclasses.replace(
-            params, monitor=MONITOR, data_id=job.source.identity(job.table.digest)
-        ),
-        train_data=lambda: again(training, shuffle=True),
-        val_data=lambda: again(validation, shuffle=False), seed=seed,
-        callback_factories=() if patience is None else (lambda: EarlyStopping(patience=patience),),
-    )  # fmt: skip
+    search = importlib.import_module("nnx.search")
+    plan = _plan(job, epochs=epochs, seed=seed, device=device, **defaults)
 
     def apply(base: Any, tried: Mapping[str, Any]) -> Any:
         chosen = {**defaults, **tried}
@@ -102,6 +87,27 @@ def tune(
         }
     )
     return {**defaults, **best}
+
+
+def _plan(job: Job, *, seed: int, **options: Any) -> Any:
+    """The training of the command's options as a plan, whose every fit has loaders of its own."""
+    plans = importlib.import_module("nnx.plans")
+    model, params = job.configure(seed=seed, **options)
+    training, validation, _ = job.loaders(model.device)
+    patience = job.source.patience
+
+    def again(loader: DataLoader[Any], *, shuffle: bool) -> DataLoader[Any]:
+        return DataLoader(loader.dataset, batch_size=loader.batch_size, shuffle=shuffle)
+
+    return plans.ExperimentPlan(
+        net=model.net_params, model=model.params,
+        train=dataclasses.replace(
+            params, monitor=MONITOR, data_id=job.source.identity(job.table.digest)
+        ),
+        train_data=lambda: again(training, shuffle=True),
+        val_data=lambda: again(validation, shuffle=False), seed=seed,
+        callback_factories=() if patience is None else (lambda: EarlyStopping(patience=patience),),
+    )  # fmt: skip
 
 
 def _sampler(seed: int) -> Any:

@@ -327,12 +327,26 @@ def _load(
     if checkpoint.training_state_id is None:
         return checkpoint, _legacy_state(files, checkpoint, map_location)
     path = files.sidecar(_generation(checkpoint.training_state_id, found.checkpoint))
+    state = _load_state(files, path, checkpoint, map_location, mapped=mapped)
+    if sharded is not None and whole:
+        from nnx.store.dcp import resolve
+
+        state = resolve(state, sharded, map_location)
+    return checkpoint, names.training_state(checkpoint.net_params, state)
+
+
+def _load_state(
+    files: PointFiles, path: str, checkpoint: NNCheckpoint, map_location: Any, *, mapped: bool
+) -> dict[str, Any]:
+    """The training state in the sidecar at ``path``, which must be the checkpoint's own."""
+    from nnx.store.data import load_data
+
     if not os.path.exists(path):
         raise ResumePointError(
             f"the resume point {files.checkpoint} is torn: its training state {path} is "
             f"missing. {_way_out(files)}"
         )
-    state = load_data(path, map_location, mapped=mapped)
+    state: dict[str, Any] = load_data(path, map_location, mapped=mapped)
     if not codec.is_training_state(state):
         raise ResumePointError(f"{path} is corrupted: it is not a training state")
     _check_version(state, path)
@@ -341,11 +355,7 @@ def _load(
             f"the resume point {files.checkpoint} is mixed: {path} is of generation "
             f"{state['generation']}. {_way_out(files)}"
         )
-    if sharded is not None and whole:
-        from nnx.store.dcp import resolve
-
-        state = resolve(state, sharded, map_location)
-    return checkpoint, names.training_state(checkpoint.net_params, state)
+    return state
 
 
 def _check_version(state: Mapping[str, Any], path: str) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from nnx.cli.options import RunId, RunsFolder, again, use_runs
-from nnx.cli.output import check_output, write_output
+from nnx.cli.output import check_output
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+    from nnx.decisions.chain import TrustChain
 
 FILE = "trust.json"
 
@@ -96,8 +95,9 @@ def decide(
     that the run was trained on are refused. Example: nnx decide best new.csv --max-risk 0.02
     """
     from nnx.abstention import select_threshold
+    from nnx.cli.kept import write_predictions
     from nnx.cli.stored_run import open_job, stored_preparation
-    from nnx.cli.table import TableError, read_table
+    from nnx.cli.table import read_table
     from nnx.decisions.chain import TrustChain
     from nnx.store.pointer import resolve_run_id
 
@@ -105,21 +105,10 @@ def decide(
     if output is not None:
         check_output(output, inputs=[data])
     run_id = resolve_run_id(run)
-    if not _file(run_id).exists():
-        raise FileNotFoundError(
-            f"run {run_id} is not calibrated; `{again(f'nnx calibrate {run_id[:8]}')}` does it"
-        )
-    chain = TrustChain.load(_file(run_id))
-    table = read_table(data)
+    chain = _chain_of(run_id)
     fitted = stored_preparation(run_id)
-    new = _inputs(fitted, table)
-    trained = (chain.rows or {})["train"].contains(new)
-    if trained.any():
-        raise TableError(
-            f"{int(trained.sum())} rows of {data} are rows that run {run_id} was trained on "
-            f"(the first is data row {int(trained.argmax()) + 1}), so its decisions about them "
-            "say nothing; take them out"
-        )
+    new = _inputs(fitted, read_table(data))
+    _refuse_trained(chain, new, data, run_id)
     job = open_job(run_id)
     outputs = _Outputs(run_id, checkpoint, fitted, job.table)
     _, tune, _ = _held_out(job, outputs, (chain.rows or {})["train"])
@@ -142,13 +131,35 @@ def decide(
         [action if kept else "abstained", f"{chance:.9g}", action]
         for action, kept, chance in zip(found.actions, found.accepted.tolist(), chances.tolist())
     ]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *cells])
-    write_output(output, text.getvalue())
+    write_predictions(output, header, cells)
     if output is not None:
         held = chosen.require().apply(prediction).report(outputs.targets[tune])
         print(f"{int(found.accepted.sum())} of {len(cells)} rows decided, in {output}")
         print(f"on {len(tune)} tuning rows: {held.summary()}")
+
+
+def _chain_of(run_id: str) -> TrustChain:
+    """The run's calibrators, as ``nnx calibrate`` left them."""
+    from nnx.decisions.chain import TrustChain
+
+    if not _file(run_id).exists():
+        raise FileNotFoundError(
+            f"run {run_id} is not calibrated; `{again(f'nnx calibrate {run_id[:8]}')}` does it"
+        )
+    return TrustChain.load(_file(run_id))
+
+
+def _refuse_trained(chain: TrustChain, rows: Any, data: str, run_id: str) -> None:
+    """Refuse to decide about rows that the run was trained on."""
+    from nnx.cli.table import TableError
+
+    trained = (chain.rows or {})["train"].contains(rows)
+    if trained.any():
+        raise TableError(
+            f"{int(trained.sum())} rows of {data} are rows that run {run_id} was trained on "
+            f"(the first is data row {int(trained.argmax()) + 1}), so its decisions about them "
+            "say nothing; take them out"
+        )
 
 
 class _Outputs:

@@ -170,26 +170,17 @@ class GenerativeNNModel(NNModel):
         elif logits_chain is not None:
             processors, greedy = list(logits_chain.processors), False
         else:
-            chain = _chain(temperature, top_k, top_p, min_p, repetition_penalty)
-            processors, greedy = chain.processors, temperature == 0
-            if greedy:  # filters never rule out the greatest logit
-                processors = [p for p in processors if isinstance(p, RepetitionPenalty)]
+            processors, greedy = _filters(temperature, top_k, top_p, min_p, repetition_penalty)
         ends = frozenset(check.integer("generate", "eos_ids", i) for i in eos_ids or ())
         writers = [
             _Writer(tokenizer, ids, stops, ends, on_token, on_text)
             for ids in encoded
             for _ in range(count)
         ]
-        drafts = [
-            Draft(
-                list(writer.prompt),
-                processors,
-                greedy,
-                _generator(self.device, seed, i % count),
-                writer,
-            )
-            for i, writer in enumerate(writers)
-        ]
+        drafts = []
+        for i, writer in enumerate(writers):
+            generator = _generator(self.device, seed, i % count)
+            drafts.append(Draft(list(writer.prompt), processors, greedy, generator, writer))
         with eval_mode(self.net), inference_context(self), torch.inference_mode():
             decode(
                 self.net, drafts, max_new_tokens=max_new, limit=self.context_limit,
@@ -272,13 +263,14 @@ class _Writer:
             self._on_text(piece)
 
 
-def _chain(
+def _filters(
     temperature: float,
     top_k: int | None,
     top_p: float | None,
     min_p: float | None,
     repetition_penalty: float,
-) -> LogitsChain:
+) -> tuple[list[Any], bool]:
+    """What ``generate``'s options do to logits, and whether the most probable token is taken."""
     builder = LogitsChain.builder().temperature(temperature)
     if repetition_penalty != 1.0:
         builder.repetition_penalty(repetition_penalty)
@@ -288,7 +280,11 @@ def _chain(
         builder.top_p(top_p)
     if min_p is not None:
         builder.min_p(min_p)
-    return builder.build()
+    processors = builder.build().processors
+    if temperature != 0:
+        return list(processors), False
+    # Filters never rule out the greatest logit.
+    return [p for p in processors if isinstance(p, RepetitionPenalty)], True
 
 
 def _generator(device: torch.device, seed: int | None, offset: int) -> torch.Generator | None:
