@@ -11,6 +11,7 @@ import torch
 from nnx import NNOptimParams, NNTrainParams
 from nnx.distributed import DDP, init_process_group, shutdown
 from nnx.paradigms import (
+    EMA,
     EmbeddingProbe,
     RoutingProbe,
     moe_objective,
@@ -56,12 +57,15 @@ def train(name, world, folder):
     )
     spec = None if world == 1 else DDP(find_unused_parameters=True)
     os.chdir(folder)
+    ema = EMA(0.9)
     run = model.train(
-        params, objective=objective, distributed=spec, salt=f"{name} {world}", eval_step_fn=probe
-    )
+        params, objective=objective, distributed=spec, salt=f"{name} {world}", eval_step_fn=probe,
+        callbacks=[ema],
+    )  # fmt: skip
     weights = {n: v.double().flatten().tolist() for n, v in model.net.state_dict().items()}
+    averaged = [p.double().sum().item() for p in ema.averaged.parameters()]
     probed = dict(run.idps[-1].val_edp.metrics)
-    return {"losses": losses(run), "weights": weights, "probed": probed}
+    return {"losses": losses(run), "weights": weights, "probed": probed, "averaged": averaged}
 
 
 def main():
