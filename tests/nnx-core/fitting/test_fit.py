@@ -64,11 +64,11 @@ def the_long_way(net, train, val, **module):
     with isolated_rng(3):
         module = {name: make() for name, make in module.items()}
         model = nnx.NNModel(params=model_params, **module)
-    monitor = nnx.MonitorSpec("brier")
+    monitor = nnx.MonitorSpec("auroc")
     optim = nnx.NNOptimParams.builder().adamw(max_lr=3e-3).grad_clip(1.0).accumulate_grad(2)
     params = nnx.NNTrainParams(
         n_epochs=3, train_loader=train, val_loader=val, seed=3, optim=optim.build(),
-        metrics=[nnx.MetricSpec("brier")], monitor=monitor, data_id="rows",
+        metrics=[nnx.MetricSpec("auroc")], monitor=monitor, data_id="rows",
     )  # fmt: skip
     stop = nnx.EarlyStopping(monitor, patience=2)
     return model, model.train(params, callbacks=[stop], salt="long")
@@ -76,7 +76,7 @@ def the_long_way(net, train, val, **module):
 
 SAID = {
     "loss": "Cross_Entropy", "optimizer": "adamw", "lr": 3e-3, "epochs": 3, "grad_clip_norm": 1.0,
-    "accumulate": 2, "metrics": ("brier",), "monitor": "brier", "early_stopping": 2,
+    "accumulate": 2, "metrics": ("auroc",), "monitor": "auroc", "early_stopping": 2,
     "precision": "bf16", "device": "cpu", "seed": 3, "data_id": "rows",
 }  # fmt: skip
 
@@ -224,7 +224,7 @@ def test_a_script_that_is_run_again_continues():
         ({"train": (X.numpy(), ["a"] * 48)}, r"train\[1\] is not numeric"),
         ({"train": (X.numpy() * np.nan, Y)}, r"train\[0\], row 0: nan is not finite"),
         ({"target": "y"}, "target= names a column of a DataFrame"),
-        ({"monitor": "brier"}, "which is not declared"),
+        ({"monitor": "auroc"}, "which is not declared"),
         ({"distributed": "dpp"}, "did you mean 'ddp'"),
         ({"device": "gpu"}, "device must be one of"),
         ({"batch_size": 0}, "batch_size"),

@@ -177,7 +177,7 @@ def _picked(table: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return table.gather(1, target.long().unsqueeze(1)).squeeze(1)
 
 
-def _check_empty(config: Mapping[str, Any]) -> None:
+def check_empty(config: Mapping[str, Any]) -> None:
     if config:
         raise ValueError(f"this metric takes no config, not {dict(config)!r}")
 
@@ -196,7 +196,7 @@ def _define(id: str, input: str, mode: str, kind: type[MeanAccumulator]) -> Metr
         input=input,
         mode=mode,
         factory=lambda config: kind(),
-        check_config=_check_empty,
+        check_config=check_empty,
     )
 
 

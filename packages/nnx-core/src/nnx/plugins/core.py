@@ -11,6 +11,8 @@ from nnx.plugins.hookspecs import hookimpl
 def nnx_metrics() -> Mapping[tuple[str, int], str]:
     return {
         ("accuracy", 1): "nnx.monitors.builtin:ACCURACY",
+        ("auroc", 1): "nnx.monitors.ranked:AUROC",
+        ("average_precision", 1): "nnx.monitors.ranked:AVERAGE_PRECISION",
         ("brier", 1): "nnx.monitors.builtin:BRIER",
         ("f1", 1): "nnx.monitors.builtin:F1_SCORE",
         ("mae", 1): "nnx.monitors.builtin:MAE",
