@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pydoc_data.topics
@@ -201,7 +202,7 @@ def test_an_export_that_computes_something_else_is_removed_and_says_which_tensor
         with pytest.raises(ParityError, match=r"blk\.\d\.ffn_down\.weight is off by 1"):
             interop.write_gguf(model.net, model.tokenizer, "m.gguf", quantization="F32")
     else:
-        from nnx.interop import huggingface as module
+        from nnx.interop import writing as module
 
         real = module._write_weights
 
@@ -402,3 +403,56 @@ def test_the_command_imports_generates_and_exports(kit, capsys) -> None:
     run("export", id, "--to", "transformers", "-o", "again")
     assert left("again") == left("hf")
     assert gguf.GGUFReader("m.gguf").get_field("general.architecture").contents() == "llama"
+
+
+# -- adapters ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_an_adapter_leaves_as_a_peft_folder_and_merged_with_the_same_logits(kit, dora) -> None:
+    nnx_peft = pytest.importorskip("nnx.peft", exc_type=ImportError)
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    model = made(kv=2)
+    base = interop.to_transformers(model, "base")
+    if dora:
+        nnx_peft.apply_dora_to(model.net, "*.w_qkv", "*.w1", r=3, alpha=5.0)
+    else:
+        nnx_peft.apply_lora_to(model.net, "*.w_qkv", "*.w2", r=3, alpha=5.0)
+        nnx_peft.apply_lora_to(model.net, "*.w_o", r=2, alpha=7.0)
+    with torch.no_grad():
+        for name, parameter in model.net.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    nnx_peft.save_peft_adapter(model.net, "adapter")
+    with pytest.raises(ValueError, match=r"merge_adapters\(net, unload=True\)"):
+        interop.to_transformers(model, "no")
+    folder = interop.adapter_to_transformers(
+        "adapter", model.net_params, "for-peft", base_model=base
+    )
+    theirs = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(base), folder
+    ).eval()
+    tokens = torch.randint(400, (2, 30), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = model.net.eval()(tokens)
+        torch.testing.assert_close(theirs(tokens).logits, wanted, atol=1e-4, rtol=0)
+    nnx_peft.merge_adapters(model.net, unload=True)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(
+        interop.to_transformers(model, "merged")
+    ).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(merged(tokens).logits, wanted, atol=1e-4, rtol=0)
+
+    for arguments, error, message in (
+        (("nowhere", model.net_params, "x"), FileNotFoundError, "write one with save_peft_adapter"),
+        (
+            ("adapter", dataclasses.replace(model.net_params, n_layers=1), "x"),
+            ValueError,
+            "no layer of this transformer",
+        ),
+        (("adapter", kit.shape(n=2), "x"), ValueError, "rows, and this transformer's"),
+        (("adapter", model.net_params, "base"), FileExistsError, "holds something"),
+    ):
+        with pytest.raises(error, match=message):
+            interop.adapter_to_transformers(*arguments)
+    assert not os.path.exists("x")

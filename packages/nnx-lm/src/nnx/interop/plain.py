@@ -39,7 +39,7 @@ def plain_transformer(model: Any, what: str) -> TransformerNN:
         if not own and next(module.parameters(recurse=False), None) is not None:
             raise ValueError(
                 f"{what}: {name} is a {type(module).__name__}, which the format has no place for; "
-                "merge adapters first"
+                "merge adapters for good first: merge_adapters(net, unload=True)"
             )
     for name, value in net.state_dict().items():
         if not torch.is_floating_point(value) or type(value) is not torch.Tensor:

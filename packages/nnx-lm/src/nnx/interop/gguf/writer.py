@@ -191,14 +191,15 @@ def _check(gguf: Any, net: TransformerNN, path: str, quantization: str) -> Parit
     source = map_tensors(net)
 
     def pairs() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        half = {"F16": torch.float16, "BF16": torch.bfloat16}.get(quantization)
         for name, array in source.items():
-            yield name, torch.from_numpy(array), torch.from_numpy(read[name])
+            values = torch.from_numpy(array)
+            rounded = values if half is None or values.ndim == 1 else values.to(half).float()
+            yield name, rounded, torch.from_numpy(read[name])
 
     def most(name: str, values: torch.Tensor) -> float:
-        if values.ndim == 1 or quantization == "F32":
-            return 0.0
-        steps = {"F16": 2**-11, "BF16": 2**-8, "Q8_0": 1 / 127}
-        return float(values.abs().max()) * steps[quantization] + 2**-25
+        exact = values.ndim == 1 or quantization != "Q8_0"
+        return 0.0 if exact else float(values.abs().max()) / 127
 
     if missing := source.keys() ^ read.keys():
         raise ParityError(f"the written file lacks {', '.join(sorted(missing))}. Nothing was kept")
