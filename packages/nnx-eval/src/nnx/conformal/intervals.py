@@ -11,11 +11,17 @@ from nnx.calibration.arrays import as_numpy, identity
 from nnx.calibration.binding import check_splits
 from nnx.calibration.rows import RowSet
 from nnx.utils import validation as check
-from nnx.utils.artifacts import JsonArtifact
 
 from .errors import ConformalError, ConformalMismatchError
-from .quantiles import FORMAT, Cell, cells_of, check_alpha, group_keys, guarantee, limits_of
-from .sets import stored_cells
+from .quantiles import (
+    Cell,
+    ConformalArtifact,
+    cells_of,
+    check_alpha,
+    group_keys,
+    guarantee,
+    limits_of,
+)
 
 METHODS = ("absolute", "normalised", "quantile")
 _KEYS = (
@@ -49,7 +55,7 @@ class IntervalPrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class ConformalIntervals(JsonArtifact):
+class ConformalIntervals(ConformalArtifact):
     """Calibrated half-widths, bound to a model.
 
     "absolute" adds one width to every prediction (Lei et al., 2018),
@@ -68,8 +74,8 @@ class ConformalIntervals(JsonArtifact):
     test_split_id: str | None = None
     rows: RowSet | None = None
 
-    FORMAT: ClassVar[str] = FORMAT
-    _error: ClassVar[type[ValueError]] = ConformalError
+    KIND: ClassVar[str] = "intervals"
+    KEYS: ClassVar[tuple[str, ...]] = _KEYS
 
     def __post_init__(self) -> None:
         _method(self.method)
@@ -77,11 +83,6 @@ class ConformalIntervals(JsonArtifact):
         identity("model_id", self.model_id, ConformalError)
         check_splits(self.split_id, self.train_split_id, self.test_split_id, ConformalError)
         object.__setattr__(self, "cells", dict(self.cells))
-
-    @property
-    def id(self) -> str:
-        """The digest."""
-        return self.digest()
 
     def guarantee(self) -> str:
         """What is promised: the level, and of each group n, the rank used and what it attains."""
@@ -112,19 +113,6 @@ class ConformalIntervals(JsonArtifact):
         keys = None if groups is None else group_keys(groups, len(low))
         margin = limits_of(self.cells, keys, len(low)) * widths
         return IntervalPrediction(low - margin, high + margin, self.alpha, self.id)
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"format": FORMAT, "kind": "intervals"}
-        for name in _KEYS:
-            state[name] = getattr(self, name)
-        state["cells"] = {key: cell.state() for key, cell in self.cells.items()}
-        state["rows"] = None if self.rows is None else self.rows.state()
-        return state
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> ConformalIntervals:
-        fields = cls._open(state, dict.fromkeys(_KEYS, True), kind="intervals")
-        return cls(**stored_cells(fields))
 
 
 def fit_intervals(

@@ -6,13 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from nnx.calibration.rows import RowSet
 from nnx.utils import validation as check
+from nnx.utils.artifacts import JsonArtifact
 from nnx.utils.validation import show
 
 from .errors import ConformalError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FORMAT = "nnx.conformal/1"
 EVERYTHING = "all"  # the key of the one cell that is not conditional
@@ -130,3 +135,46 @@ def guarantee(cells: Mapping[str, Cell], alpha: float, what: str, conditional: s
                 f"{cell.rank}/{cell.n + 1} = {cell.level:.6g}"
             )
     return "; ".join(lines)
+
+
+class ConformalArtifact(JsonArtifact):
+    """Base of what is calibrated to a level: its digest, and its stored form.
+
+    A subclass states its ``KIND`` and, as ``KEYS``, the fields that are stored.
+    """
+
+    __slots__ = ()
+    FORMAT: ClassVar[str] = FORMAT
+    KIND: ClassVar[str]
+    KEYS: ClassVar[tuple[str, ...]]
+    _error: ClassVar[type[ValueError]] = ConformalError
+    cells: Mapping[str, Cell]
+    rows: RowSet | None
+
+    @property
+    def id(self) -> str:
+        """The digest."""
+        return self.digest()
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"format": FORMAT, "kind": self.KIND}
+        for name in self.KEYS:
+            value = getattr(self, name)
+            state[name] = list(value) if isinstance(value, tuple) else value
+        state["cells"] = {key: cell.state() for key, cell in self.cells.items()}
+        state["rows"] = None if self.rows is None else self.rows.state()
+        return state
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        fields = cls._open(state, dict.fromkeys(cls.KEYS, True), kind=cls.KIND)
+        alpha = check_alpha(fields["alpha"])
+        if not isinstance(fields["cells"], Mapping) or not fields["cells"]:
+            raise ConformalError(f"cells are a mapping of groups, not {show(fields['cells'])}")
+        fields["cells"] = {key: Cell.from_state(c, alpha) for key, c in fields["cells"].items()}
+        if fields["rows"] is not None:
+            try:
+                fields["rows"] = RowSet.from_state(fields["rows"])
+            except ValueError as error:
+                raise ConformalError(str(error)) from None
+        return cls(**fields)

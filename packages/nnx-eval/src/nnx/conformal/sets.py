@@ -18,13 +18,12 @@ from nnx.calibration.arrays import (
 from nnx.calibration.binding import check_splits
 from nnx.calibration.rows import RowSet
 from nnx.utils import validation as check
-from nnx.utils.artifacts import JsonArtifact
 from nnx.utils.validation import show
 
 from .errors import ConformalError, ConformalMismatchError
 from .quantiles import (
-    FORMAT,
     Cell,
+    ConformalArtifact,
     cells_of,
     check_alpha,
     group_keys,
@@ -75,7 +74,7 @@ class SetPrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class ConformalSets(JsonArtifact):
+class ConformalSets(ConformalArtifact):
     """Calibrated thresholds, bound to a model, its labels and the calibrator below.
 
     ``method`` "lac" takes the labels whose 1 - p is small (Sadinle, Lei &
@@ -100,8 +99,8 @@ class ConformalSets(JsonArtifact):
     test_split_id: str | None = None
     rows: RowSet | None = None
 
-    FORMAT: ClassVar[str] = FORMAT
-    _error: ClassVar[type[ValueError]] = ConformalError
+    KIND: ClassVar[str] = "sets"
+    KEYS: ClassVar[tuple[str, ...]] = _KEYS
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -121,11 +120,6 @@ class ConformalSets(JsonArtifact):
             identity("calibrator_id", self.calibrator_id, ConformalError)
         check_splits(self.split_id, self.train_split_id, self.test_split_id, ConformalError)
         put("cells", dict(self.cells))
-
-    @property
-    def id(self) -> str:
-        """The digest."""
-        return self.digest()
 
     def guarantee(self) -> str:
         """What is promised: the level, and of each cell n, the rank used and what it attains."""
@@ -161,34 +155,6 @@ class ConformalSets(JsonArtifact):
             limit = limits if self.condition == "class" else limits[start:stop]
             members[start:stop] = found <= limit
         return SetPrediction(members, self.labels, ids, self.alpha, self.id)
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"format": FORMAT, "kind": "sets"}
-        for name in _KEYS:
-            state[name] = getattr(self, name)
-        state["labels"] = list(self.labels)
-        state["cells"] = {key: cell.state() for key, cell in self.cells.items()}
-        state["rows"] = None if self.rows is None else self.rows.state()
-        return state
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> ConformalSets:
-        fields = cls._open(state, dict.fromkeys(_KEYS, True), kind="sets")
-        return cls(**stored_cells(fields))
-
-
-def stored_cells(fields: dict[str, Any]) -> dict[str, Any]:
-    """The cells and rows of a stored document, rebuilt."""
-    alpha = check_alpha(fields["alpha"])
-    if not isinstance(fields["cells"], Mapping) or not fields["cells"]:
-        raise ConformalError(f"cells are a mapping of groups, not {show(fields['cells'])}")
-    fields["cells"] = {key: Cell.from_state(c, alpha) for key, c in fields["cells"].items()}
-    if fields["rows"] is not None:
-        try:
-            fields["rows"] = RowSet.from_state(fields["rows"])
-        except ValueError as error:
-            raise ConformalError(str(error)) from None
-    return fields
 
 
 def label_scores(table: np.ndarray, method: str, penalty: float, kept: int) -> np.ndarray:
