@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from nnx.cli import stored_run
-from nnx.cli.preparation import class_labels
+from nnx.cli.columns import class_labels
 from nnx.cli.source import Source, split_rows
 from nnx.cli.table import read_table
 from nnx.store import NNRun

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nnx.cli.preparation import Preparation, fit
+from nnx.cli.columns import fit
+from nnx.cli.preparation import Preparation
 from nnx.cli.table import Table, TableError, read_table
 from sklearn.compose import ColumnTransformer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from nnx.preprocessing import Standardizer
 
 FORMAT = "nnx.table/1"
-# A column of text with more distinct values than this is rather a name than a category.
-MOST_CATEGORIES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +93,7 @@ class Feature:
             )
         if self.categories is None:
             return (
-                f"{where}{cell!r} is not a number{_as_written(cell)}{more}. Mend the cell, read the "
+                f"{where}{cell!r} is not a number{as_written(cell)}{more}. Mend the cell, read the "
                 f"column as categories with {option('--categorical', self.name)}, or leave it out "
                 f"with {drop}"
             )
@@ -105,7 +102,7 @@ class Feature:
         return f"{where}{cell!r} is not a category seen in training{more}. Known: {known}{dots}"
 
 
-def _as_written(cell: str) -> str:
+def as_written(cell: str) -> str:
     """What is wrong with a number that is written for people."""
     return " as a program writes it (digits and a point)" if looks_like_a_number(cell) else ""
 
@@ -124,7 +121,7 @@ class Target:
         import torch
 
         cells = table.column(self.name)
-        _refuse_missing_target(table, self.name)
+        refuse_missing_target(table, self.name)
         if self.labels is None:
             values = target_numbers(table, self.name)
             assert self.standardizer is not None
@@ -174,7 +171,7 @@ class Preparation:
         blocks = [torch.from_numpy(f.encode(table)) for f in self.features if f.categories]
         if numeric:
             assert self.standardizer is not None
-            blocks.insert(0, self.standardizer.transform(_beside(numeric)))
+            blocks.insert(0, self.standardizer.transform(beside(numeric)))
         return torch.cat([block.to(torch.float32) for block in blocks], dim=1)
 
     def filled(self, table: Table) -> str:
@@ -219,153 +216,7 @@ class Preparation:
         )
 
 
-def fit(
-    table: Table,
-    *,
-    target: str,
-    rows: Sequence[int],
-    regression: bool = False,
-    impute: bool = False,
-    drop: Iterable[str] = (),
-    numeric: Iterable[str] = (),
-    categorical: Iterable[str] = (),
-) -> Preparation:
-    """Learn columns, categories, fills and scales; statistics come from ``rows`` only.
-
-    A column is numeric when most of its present cells are numbers. Categories
-    are those of the whole table, since a schema is no statistic.
-    """
-    from nnx.preprocessing import Standardizer
-
-    drop, numeric, categorical = set(drop), set(numeric), set(categorical)
-    for name in (target, *sorted(drop | numeric | categorical)):
-        table.column(name)
-    names = [name for name in table.columns if name != target and name not in drop]
-    if not names:
-        raise TableError(f"{table.path} has no column beside the target {target!r} to learn from")
-    features = []
-    for name in names:
-        as_number = name in numeric or (name not in categorical and _mostly_numbers(table, name))
-        if not as_number and name not in categorical:
-            _refuse_written_numbers(table, name)
-        make = _numeric_feature if as_number else _categorical_feature
-        features.append(make(table, name, rows, impute, asked=name in categorical))
-    features.sort(key=lambda feature: feature.categories is not None)  # stable: numbers first
-    read = {feature.name: feature.read(table) for feature in features}  # refuses every bad cell
-    numbers = [read[f.name][:, None] for f in features if f.categories is None]
-    standardizer = Standardizer.fit(_beside(numbers), rows=rows) if numbers else None
-    return Preparation(tuple(features), _fit_target(table, target, rows, regression), standardizer)
-
-
-def class_labels(table: Table, target: str) -> tuple[str, ...]:
-    """The classes of a target column, numbers in numeric order; refuses a target of one."""
-    _refuse_missing_target(table, target)
-    found = set(table.column(target))
-    if len(found) < 2:
-        raise TableError(
-            f"{table.path}: the target {target!r} has one class, {found.pop()!r}, in all rows; "
-            "a classifier needs at least two"
-        )
-    numbers = {label: number(label) for label in found}
-    if all(value is not None for value in numbers.values()):
-        distinct, whole = len(found), all(float(v or 0).is_integer() for v in numbers.values())
-        if distinct > 20 and (not whole or distinct > len(table) / 2):
-            raise TableError(
-                f"{table.path}: the target {target!r} has {distinct} distinct numbers in "
-                f"{len(table)} rows; to predict a number pass --regression"
-            )
-        return tuple(sorted(found, key=lambda label: (numbers[label] or 0.0, label)))
-    if len(found) > 20 and all(map(looks_like_a_number, found)):
-        row = next(i for i, cell in enumerate(table.column(target)) if number(cell) is None)
-        cell = table.column(target)[row]
-        raise TableError(
-            f"{table.place(row, target)}: {cell!r} is not a number{_as_written(cell)}, and the "
-            f"target has {len(found)} distinct values like it; mend them, and to predict a number "
-            "pass --regression"
-        )
-    if len(found) > max(MOST_CATEGORIES, len(table) // 2):
-        raise TableError(
-            f"{table.path}: the target {target!r} has {len(found)} distinct values in "
-            f"{len(table)} rows, so it names rows rather than classes; choose another target"
-        )
-    return tuple(sorted(found))
-
-
-def _fit_target(table: Table, name: str, rows: Sequence[int], regression: bool) -> Target:
-    import numpy as np
-
-    from nnx.preprocessing import Standardizer
-
-    if not regression:
-        return Target(name, class_labels(table, name))
-    _refuse_missing_target(table, name)
-    values = np.array(target_numbers(table, name))[:, None]
-    if np.ptp(values) == 0:
-        raise TableError(
-            f"{table.path}: the target {name!r} is {values[0, 0]:g} in all rows; "
-            "there is nothing to predict"
-        )
-    return Target(name, None, Standardizer.fit(values, rows=rows))
-
-
-def _numeric_feature(
-    table: Table, name: str, rows: Sequence[int], impute: bool, *, asked: bool
-) -> Feature:
-    if not impute:
-        return Feature(name)
-    import statistics
-
-    cells = table.columns[name]
-    present = [v for row in rows if (v := number(cells[row])) is not None]
-    if not present:
-        raise TableError(
-            f"{table.path}: the column {name!r} has no number in the training rows, so its "
-            f"missing cells cannot be filled; leave it out with {option('--drop', name)}"
-        )
-    return Feature(name, fill=statistics.median(present))
-
-
-def _categorical_feature(
-    table: Table, name: str, rows: Sequence[int], impute: bool, *, asked: bool
-) -> Feature:
-    cells = table.columns[name]
-    categories = tuple(sorted({cell for cell in cells if not is_missing(cell)}))
-    if len(categories) > MOST_CATEGORIES and not asked:
-        raise TableError(
-            f"{table.path}: the column {name!r} has {len(categories)} distinct values in "
-            f"{len(table)} rows. Leave it out with {option('--drop', name)}, or keep them all "
-            f"with {option('--categorical', name)}"
-        )
-    present = Counter(cells[row] for row in rows if not is_missing(cells[row]))
-    if not present:
-        raise TableError(
-            f"{table.path}: the column {name!r} has no value in the training rows; "
-            f"leave it out with {option('--drop', name)}"
-        )
-    most = min(present, key=lambda category: (-present[category], category))
-    return Feature(name, categories, most if impute else None)
-
-
-def _refuse_written_numbers(table: Table, name: str) -> None:
-    """Refuse a column of numbers that are written for people, rather than call them categories."""
-    cells = table.columns[name]
-    present = [row for row, cell in enumerate(cells) if not is_missing(cell)]
-    written = [row for row in present if looks_like_a_number(cells[row])]
-    if len(written) * 2 > len(present):
-        bad = next(row for row in written if number(cells[row]) is None)
-        raise TableError(
-            f"{table.place(bad, name)}: {cells[bad]!r} is not a number{_as_written(cells[bad])}, "
-            f"and most of the column is written like it. Mend the column, read it as categories "
-            f"with {option('--categorical', name)}, or leave it out with {option('--drop', name)}"
-        )
-
-
-def _mostly_numbers(table: Table, name: str) -> bool:
-    present = [cell for cell in table.columns[name] if not is_missing(cell)]
-    return sum(number(cell) is not None for cell in present) * 2 > len(present)
-
-
-def _refuse_missing_target(table: Table, name: str) -> None:
+def refuse_missing_target(table: Table, name: str) -> None:
     for row, cell in enumerate(table.column(name)):
         if is_missing(cell):
             raise TableError(
@@ -381,14 +232,14 @@ def target_numbers(table: Table, name: str) -> list[float]:
         value = number(cell)
         if value is None:
             raise TableError(
-                f"{table.place(row, name)}: {cell!r} is not a number{_as_written(cell)}, which "
+                f"{table.place(row, name)}: {cell!r} is not a number{as_written(cell)}, which "
                 "--regression needs"
             )
         values.append(value)
     return values
 
 
-def _beside(columns: list[np.ndarray]) -> np.ndarray:
+def beside(columns: list[np.ndarray]) -> np.ndarray:
     import numpy as np
 
     return np.concatenate(columns, axis=1)

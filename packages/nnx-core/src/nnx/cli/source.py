@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from nnx.cli import preparation as prepare
+from nnx.cli.columns import class_labels
 from nnx.cli.table import Table, TableError
 from nnx.data.split_strategies import by_class, by_group, hashed_order
 from nnx.data_splits import SplitIndices, plan_split
@@ -120,7 +120,7 @@ def split_rows(source: Source, table: Table) -> SplitIndices:
             seed=source.split_seed,
         )  # fmt: skip
     else:
-        prepare.class_labels(table, source.target)  # one class is refused before it is split
+        class_labels(table, source.target)  # one class is refused before it is split
         planned = plan_split(
             range(count), strategy="stratified", labels=table.column(source.target),
             proportions=shares, seed=source.split_seed, insufficient="train",

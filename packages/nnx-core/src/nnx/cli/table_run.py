@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from nnx.callbacks import EarlyStopping
-from nnx.cli import preparation as prepare
+from nnx.cli.columns import fit
 from nnx.cli.kept import Keep
 from nnx.cli.options import again
-from nnx.cli.preparation import Preparation
+from nnx.cli.preparation import Preparation, target_numbers
 from nnx.cli.screen import sections
 from nnx.cli.source import Source, split_rows
 from nnx.cli.table import Table, read_table
@@ -55,7 +55,7 @@ class Job:
         table.column(source.target)
         split = split_rows(source, table)
         drop = [*source.drop, *([source.split_column] if source.split_column else [])]
-        fitted = stored or prepare.fit(
+        fitted = stored or fit(
             table, target=source.target, rows=split.train, regression=source.regression,
             impute=source.impute, drop=drop, numeric=source.numeric,
             categorical=source.categorical,
@@ -199,7 +199,7 @@ class Job:
             truth = torch.cat([batch[1] for batch in loader]).cpu().numpy()
             logits = model.predict(loader).logits
             if target.labels is None:  # the table's own digits, not those of a float32
-                numbers = prepare.target_numbers(self.table, target.name)
+                numbers = target_numbers(self.table, target.name)
                 targets = [numbers[row] for row in getattr(self.split, split)]
                 predicted = target.restore(logits[:, 0])
             else:

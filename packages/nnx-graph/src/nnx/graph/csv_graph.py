@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nnx.cli import preparation as prepare
+from nnx.cli import columns
 from nnx.cli.preparation import Preparation
 from nnx.cli.table import Table, TableError, is_missing, read_table
 from nnx.data_splits import plan_split
@@ -164,7 +164,7 @@ def node_parts(source: GraphSource, table: Table) -> dict[str, tuple[int, ...]]:
         raise TableError(
             f"{table.path}: no node has a {source.target!r}, so nothing can be learned"
         )
-    prepare.class_labels(filled(table, str(source.target)), str(source.target))
+    columns.class_labels(filled(table, str(source.target)), str(source.target))
     shares = (1 - source.validation - source.test, source.validation, source.test)
     plan = plan_split(
         known, strategy="stratified", labels=[cells[row] for row in known], proportions=shares,
@@ -189,7 +189,7 @@ def fit(source: GraphSource, graph: CsvGraph, rows: Sequence[int]) -> Preparatio
             )
     else:
         table = filled(table, target)
-    return prepare.fit(
+    return columns.fit(
         table, target=target, rows=rows, impute=source.impute, drop=[graph.id, *source.drop],
         numeric=source.numeric, categorical=source.categorical,
     )  # fmt: skip
