@@ -26,8 +26,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 QUICK = [
-    NNClassifier(epochs=3, batch_size=128, lr=0.05),
-    NNRegressor(epochs=3),
+    NNClassifier(epochs=2, batch_size=64, lr=0.1),
+    NNRegressor(epochs=2, lr=0.03),
 ]
 
 
