@@ -16,8 +16,6 @@ BENIGN = {
     "a state",
     ("nnx.params.precision", "nnx.precision"): "a policy says in its annotation what it resolves "
     "to on a device, where torch may be loaded",
-    ("nnx.ranking.evaluation", "nnx.ranking.objective", "nnx.ranking.task"): "a value and the two "
-    "that it builds",
     ("nnx.store.checkpoint", "nnx.store.points"): "a value and what loads it",
 }
 

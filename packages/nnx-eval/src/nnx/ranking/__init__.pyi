@@ -13,5 +13,5 @@ from .metrics import precision_at_k as precision_at_k
 from .metrics import rank as rank
 from .metrics import recall_at_k as recall_at_k
 from .objective import RankingObjective as RankingObjective
-from .task import KIND as KIND
+from .declaration import KIND as KIND
 from .task import RankingTask as RankingTask

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from nnx.prediction.batches import inference_context
+from nnx.ranking.declaration import KIND, Declaration
 from nnx.ranking.losses import pairwise_logistic_loss
 from nnx.ranking.metrics import (
     METRICS,
@@ -21,7 +22,6 @@ from nnx.ranking.metrics import (
     id_ranks,
     numbered,
 )
-from nnx.ranking.task import KIND, RankingTask
 from nnx.records import NNEvaluationDataPoint
 from nnx.utils.modes import eval_mode
 
@@ -53,7 +53,7 @@ class Figures:
 class Rows:
     """The rows of a stream, until they are ranked."""
 
-    def __init__(self, task: RankingTask, *, with_loss: bool = False) -> None:
+    def __init__(self, task: Declaration, *, with_loss: bool = False) -> None:
         self.task = task
         self.figures = Figures()
         self._with_loss = with_loss
@@ -187,7 +187,7 @@ class Rows:
 class RankingEval:
     """The validation of a run: every query scored once, over the whole loader."""
 
-    def __init__(self, task: RankingTask) -> None:
+    def __init__(self, task: Declaration) -> None:
         self.task = task
 
     def __call__(self, ctx: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 from nnx.components import ComponentSpec
 from nnx.objectives import LossTerm, Objective, ObjectiveContext, ObjectiveResult
+from nnx.ranking.declaration import KIND, Declaration
 from nnx.ranking.losses import lambdarank_loss, listwise_softmax_loss, pairwise_logistic_loss
 from nnx.ranking.metrics import RankingError
-from nnx.ranking.task import KIND, RankingTask
 from nnx.records import NNEvaluationDataPoint
 from nnx.utils import validation as check
 
@@ -24,10 +24,10 @@ class RankingObjective(Objective):
     """
 
     def __init__(
-        self, task: RankingTask, *, nonfinite: str = "fail", loss: str = "pairwise_logistic"
+        self, task: Declaration, *, nonfinite: str = "fail", loss: str = "pairwise_logistic"
     ) -> None:
         super().__init__(nonfinite=nonfinite)
-        if not isinstance(task, RankingTask):
+        if not isinstance(task, Declaration):
             raise RankingError(f"task must be a RankingTask, not {type(task).__name__}")
         self.task = task
         self.loss = check.choice("RankingObjective", "loss", loss, LOSSES)

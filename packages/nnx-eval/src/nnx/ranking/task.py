@@ -1,34 +1,23 @@
-"""What is ranked: the declaration that loaders, objective and evaluation agree on."""
+"""The task of ranking: a declaration, and the objective and evaluation that agree on it."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
-from nnx.params import MetricSpec
-from nnx.ranking.losses import WEIGHTINGS
-from nnx.ranking.metrics import METRICS, Id, RankingError, check_grades, check_k, checked_ids
-from nnx.utils import validation as check
+from nnx.ranking.declaration import KIND, Declaration
+from nnx.ranking.evaluation import RankingEval, Rows
+from nnx.ranking.metrics import Id, RankingError
+from nnx.ranking.objective import RankingObjective
 
-if TYPE_CHECKING:
-    from nnx.ranking.evaluation import RankingEval
-    from nnx.ranking.objective import RankingObjective
-
-KIND = "ranking"
-CANDIDATE_SETS = ("sampled", "exhaustive")
-DEFAULT_METRICS = ("mrr", "recall", "ndcg")
-_KEYS = ("features", "query_ids", "candidate_ids", "relevance", "mask")
 _PART = 8192  # rows that are taken at once
-# Later fields; a task that does not use them is stored as before.
-_OMITTED = ("metrics", "grouped")
 
 
 @dataclass(frozen=True, slots=True)
-class RankingTask:
+class RankingTask(Declaration):
     """Candidates with integer grades ``0..max_relevance``, ranked within their query.
 
     A batch is ``(features, query_ids, candidate_ids, relevance[, mask])`` or a mapping
@@ -40,59 +29,6 @@ class RankingTask:
     every query must have. ``metrics`` are what is reported at each of ``k``: of "mrr",
     "recall", "ndcg", "map", "err", "precision" and "hit_rate".
     """
-
-    k: tuple[int, ...] = (10,)
-    max_relevance: int = 1
-    relevance_threshold: int = 1
-    weighting: str = "query"
-    candidate_sets: str = "sampled"
-    max_buffered: int = 1_000_000
-    group_size: int | None = None
-    version: int = 1
-    metrics: tuple[str, ...] = DEFAULT_METRICS
-    grouped: bool = False
-
-    def __post_init__(self) -> None:
-        cutoffs = self.k
-        if isinstance(cutoffs, (str, Mapping)) or not isinstance(cutoffs, Iterable):
-            raise RankingError(f"RankingTask.k must be a sequence of integers, not {cutoffs!r}")
-        cutoffs = tuple(check_k(k) for k in cutoffs)
-        if not cutoffs or len(set(cutoffs)) != len(cutoffs):
-            raise RankingError(f"RankingTask.k must name one cutoff or more, each once: {cutoffs}")
-        object.__setattr__(self, "k", cutoffs)
-        try:
-            highest = check.count("RankingTask", "max_relevance", self.max_relevance)
-            check.count(
-                "RankingTask", "relevance_threshold", self.relevance_threshold, at_most=highest
-            )
-            check.choice("RankingTask", "weighting", self.weighting, WEIGHTINGS)
-            check.choice("RankingTask", "candidate_sets", self.candidate_sets, CANDIDATE_SETS)
-            check.count("RankingTask", "max_buffered", self.max_buffered)
-            if self.group_size is not None:
-                check.count("RankingTask", "group_size", self.group_size, at_least=max(cutoffs))
-            check.count("RankingTask", "version", self.version)
-            check.flag("RankingTask", "grouped", self.grouped)
-            given: Any = self.metrics
-            names = tuple(given)
-            for name in names:
-                check.choice("RankingTask", "metrics", name, tuple(METRICS))
-        except ValueError as error:
-            raise RankingError(str(error)) from None
-        if not names or len(set(names)) != len(names) or isinstance(given, str):
-            raise RankingError(
-                f"RankingTask.metrics must be names, each once, not {self.metrics!r}"
-            )
-        object.__setattr__(self, "metrics", names)
-
-    def state(self) -> dict[str, Any]:
-        """What the task is, as JSON-like data."""
-        state: dict[str, Any] = {"kind": KIND}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _OMITTED and value == field.default:
-                continue
-            state[field.name] = list(value) if isinstance(value, tuple) else value
-        return state
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> RankingTask:
@@ -112,70 +48,11 @@ class RankingTask:
         self, *, nonfinite: str = "fail", loss: str = "pairwise_logistic"
     ) -> RankingObjective:
         """The loss over each microbatch: "pairwise_logistic", "lambdarank" or "listwise_softmax"."""
-        from nnx.ranking.objective import RankingObjective
-
         return RankingObjective(self, nonfinite=nonfinite, loss=loss)
 
     def eval_step(self) -> RankingEval:
         """The validation of a run: exact figures over all queries."""
-        from nnx.ranking.evaluation import RankingEval
-
         return RankingEval(self)
-
-    def metric_names(self) -> list[str]:
-        """The names of the figures, such as ``"ndcg_at_10"``."""
-        return [f"{name}_at_{k}" for k in self.k for name in self.metrics]
-
-    def metric_specs(self) -> list[Any]:
-        """The figures of :meth:`eval_step`, for ``NNTrainParams(metrics=...)`` and monitors."""
-        return [
-            MetricSpec(f"ranking.{name}", 1, config={"k": k}, name=f"{name}_at_{k}")
-            for k in self.k
-            for name in self.metrics
-        ]
-
-    def split(
-        self, batch: Any
-    ) -> tuple[Any, list[Id], list[Id], torch.Tensor, torch.Tensor | None]:
-        """A checked batch: features, query ids, candidate ids, grades ``(N,)``, mask ``(N,)``.
-
-        Raises :class:`RankingError` for lengths that differ, mixed ids, a candidate that a
-        query has twice, grades out of range, and a mask that is no mask.
-        """
-        features, queries, candidates, relevance, mask = _parts(batch)
-        query_ids = checked_ids(queries, "query_ids")
-        candidate_ids = checked_ids(candidates, "candidate_ids")
-        count = len(query_ids)
-        if len(candidate_ids) != count:
-            raise RankingError(
-                f"there are {count} query_ids but {len(candidate_ids)} candidate_ids"
-            )
-        if isinstance(features, (torch.Tensor, np.ndarray)) and len(features) != count:
-            raise RankingError(f"there are {len(features)} rows of features but {count} query_ids")
-        grades = check_grades(relevance, count, at_most=self.max_relevance)
-        valid = None if mask is None else _mask(mask, count)
-        kept = None if valid is None else valid.numpy()
-        seen: set[tuple[Id, Id]] = set()
-        for i, pair in enumerate(zip(query_ids, candidate_ids)):
-            if kept is not None and not kept[i]:
-                continue
-            if pair in seen:
-                raise RankingError(f"query {pair[0]!r} has the candidate {pair[1]!r} twice")
-            seen.add(pair)
-        return features, query_ids, candidate_ids, torch.from_numpy(grades), valid
-
-    def scores(self, model: Any, features: Any, n: int) -> torch.Tensor:
-        """The scorer's output for ``n`` rows of features, ``(n,)``."""
-        if isinstance(features, np.ndarray):
-            features = torch.from_numpy(features)
-        move = getattr(features, "to", None)
-        output = model.net(move(model.device) if callable(move) else features)
-        if isinstance(output, torch.Tensor) and tuple(output.shape) == (n, 1):
-            output = output[:, 0]
-        if not isinstance(output, torch.Tensor) or tuple(output.shape) != (n,):
-            shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output)
-            raise RankingError(f"the scorer must give one score per row, ({n},), not {shape}")
-        return output
 
     def evaluate_rows(
         self, rows: Iterable[tuple[Id, Id, float, int]]
@@ -186,38 +63,8 @@ class RankingTask:
         (without a relevant candidate) and of the scored queries' candidates. Without a
         scored query there are no figures.
         """
-        from nnx.ranking.evaluation import Rows
-
         buffer, stream = Rows(self), iter(rows)
         while part := list(itertools.islice(stream, _PART)):
             queries, candidates, scores, grades = map(list, zip(*part))
             buffer.add(queries, candidates, np.array(scores), grades)
         return buffer.finish().tuple()
-
-
-def _parts(batch: Any) -> tuple[Any, Any, Any, Any, Any]:
-    if isinstance(batch, Mapping):
-        missing = [name for name in _KEYS[:4] if name not in batch]
-        if missing:
-            raise RankingError(f"the batch has no {', '.join(missing)}")
-        if unknown := sorted(str(name) for name in batch if name not in _KEYS):
-            raise RankingError(f"a ranking batch has no {', '.join(unknown)}")
-        return tuple(batch.get(name) for name in _KEYS)  # type: ignore[return-value]
-    if not isinstance(batch, (tuple, list)) or len(batch) not in (4, 5):
-        raise RankingError(
-            "a ranking batch is (features, query_ids, candidate_ids, relevance[, mask]) or a "
-            f"mapping with those keys, not {check.show(batch)}"
-        )
-    features, queries, candidates, relevance, *rest = batch
-    return features, queries, candidates, relevance, rest[0] if rest else None
-
-
-def _mask(mask: Any, count: int) -> torch.Tensor:
-    values = torch.as_tensor(mask).detach().cpu()
-    if tuple(values.shape) != (count,):
-        raise RankingError(f"mask must have shape ({count},), not {tuple(values.shape)}")
-    if values.dtype != torch.bool:
-        if not bool(((values == 0) | (values == 1)).all()):
-            raise RankingError("mask must hold True and False, or 1 and 0")
-        values = values.bool()
-    return values
