@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 from nnx import (
@@ -16,6 +18,7 @@ from nnx import (
     train_bpe,
 )
 
+sys.path.insert(0, str(Path(__file__).parent))  # the helper in llama.py
 os.environ.setdefault("NNX_TQDM_DISABLE", "1")
 
 TEXTS = [
