@@ -19,6 +19,10 @@ Numbers = list[float]
 CLAIMS: dict[str, tuple[str, Callable[[Numbers], bool]]] = {
     "autoencoder": (r"through 3: ([\d.]+)% of the variance is lost", lambda n: n[0] < 10),
     "classification": (r"unseen points: ([\d.]+); of BEST: ([\d.]+)", lambda n: min(n) > 0.9),
+    "contrastive": (
+        r"untrained: linear probe ([\d.]+).*\ntrained: linear probe ([\d.]+), neighbours ([\d.]+)",
+        lambda n: n[1] > n[0] + 0.1 and n[2] > 0.8,
+    ),
     "custom_metric": (
         r"(\d+) of 60 epochs; BEST is epoch (\d+), balanced accuracy ([\d.]+)",
         lambda n: n[0] == n[1] + 5 < 60 and n[2] > 0.5,
@@ -28,7 +32,15 @@ CLAIMS: dict[str, tuple[str, Callable[[Numbers], bool]]] = {
         r"near the four centres: (\d+)% (\d+)% (\d+)% (\d+)%",
         lambda n: min(n) > 17 and sum(n) > 90,
     ),
+    "distillation": (
+        r"alone ([\d.]+), taught ([\d.]+)",
+        lambda n: n[1] > n[0] + 0.01,
+    ),
     "embedding_search": (r"(\d) of 6 questions find their answer", lambda n: n[0] == 6),
+    "experts": (
+        r"changed by ([\d.e+-]+) when(?s:.*)shares: ([\d.]+) .*\naccuracy ([\d.]+)",
+        lambda n: n[0] < 1e-5 and n[1] < 2.5 and n[2] > 0.8,
+    ),
     "finetuning": (
         r"(\d+) tensors frozen and unchanged, (\d+) trained\naccuracy on the new task: ([\d.]+)",
         lambda n: n[:2] == [4, 2] and n[2] > 0.75,

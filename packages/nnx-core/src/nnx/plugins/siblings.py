@@ -78,7 +78,7 @@ IDS: dict[str, tuple[str, ...]] = {
     ),
     "nnx-viz": ("run.html", "run.svg", "report", "watch"),
     "nnx-hub": ("onnx", "pt2", "safetensors", "hub", "hub.", "export"),
-    "nnx-paradigms": ("vit", "feed_fwd_moe", "diffusion.", "paradigms."),
+    "nnx-paradigms": ("vit", "feed_fwd_moe", "diffusion.", "paradigms.", "upcycle"),
     "nnx-eval": ("ranking.",),
 }
 
