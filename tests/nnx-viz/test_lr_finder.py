@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from nnx import KeywordInputs, Losses, LRFinderResult, NNModel, NNModelParams, lr_finder
+from made_models import Pair, pair_model
+from nnx import LRFinderResult, lr_finder
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -173,21 +174,6 @@ def test_the_signature_can_be_asked_for():
     assert expected.parameters["num_iter"].default == 100
 
 
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b = nn.Linear(5, 2), nn.Linear(3, 2)
-
-    def forward(self, *, left, right):
-        return {"logits": self.a(left) + self.b(right)}
-
-
-class Logits(KeywordInputs):
-    def output(self, raw):
-        return raw["logits"]
-
-
 def pairs():
     torch.manual_seed(1)
     rows = [
@@ -198,11 +184,7 @@ def pairs():
 
 
 def test_a_model_reads_its_batches_by_its_adapter():
-    model = NNModel(
-        module=Pair(),
-        params=NNModelParams(loss=Losses.CROSS_ENTROPY),
-        batch_adapter=Logits(("left", "right")),
-    )
+    model = pair_model()
     result = lr_finder(model, pairs(), loss_fn=F.cross_entropy, num_iter=6, start_lr=1e-3)
     net, losses = Pair(), []
     optimizer = torch.optim.Adam(net.parameters())

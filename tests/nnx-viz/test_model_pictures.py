@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 import pytest
 import torch
 from captum.attr import IntegratedGradients
-from nnx import KeywordInputs, Losses, NNModel, NNModelParams, PositionalInputs
+from made_models import pair_model
+from nnx import Losses, NNModel, NNModelParams, PositionalInputs
 from nnx.plugins.siblings import install_line
 from nnx.viz import (
     activation_map,
@@ -48,25 +49,7 @@ def without(monkeypatch, *names):
 
 
 def keyword_model():
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.a, self.b = nn.Linear(5, 2), nn.Linear(3, 2)
-
-        def forward(self, *, left, right):
-            return {"logits": self.a(left) + self.b(right)}
-
-    class Logits(KeywordInputs):
-        def output(self, raw):
-            return raw["logits"]
-
-    model = NNModel(
-        module=Pair(),
-        params=NNModelParams(loss=Losses.CROSS_ENTROPY),
-        batch_adapter=Logits(("left", "right")),
-    )
-    return model, {"left": torch.randn(3, 5), "right": torch.randn(3, 3)}
+    return pair_model(), {"left": torch.randn(3, 5), "right": torch.randn(3, 3)}
 
 
 class TestSummary:

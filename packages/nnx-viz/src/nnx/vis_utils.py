@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnx.seeding import isolated_rng
 from nnx.viz._common import PALETTE, require
+from nnx.viz.class_labels import aligned, as_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +61,7 @@ class VisUtils:
         graph = require("plotly.graph_objects", "confusion_matrix")
         import numpy as np
 
-        true, predicted, names = _aligned(Y_true, Y_pred, class_names)
+        true, predicted, names = aligned(Y_true, Y_pred, class_names)
         counts = np.zeros((len(names), len(names)), dtype=np.int64)
         np.add.at(counts, (true, predicted), 1)
         totals = counts.sum(axis=1, keepdims=True)
@@ -100,7 +101,7 @@ class VisUtils:
         """
         metrics = require("sklearn.metrics", "classification_report", extra="sklearn")
         pandas = require("pandas", "classification_report", extra="sklearn")
-        true, predicted, names = _aligned(Y_true, Y_pred, class_names)
+        true, predicted, names = aligned(Y_true, Y_pred, class_names)
         report = metrics.classification_report(
             true,
             predicted,
@@ -298,67 +299,6 @@ def _lookup(table: Any, value: Any, index: int) -> Any:
     return table[value] if isinstance(table, Mapping) else table[index]
 
 
-def _aligned(
-    true: Any, predicted: Any, class_names: Sequence[str] | None
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Class indices of both sides and the classes' names."""
-    import numpy as np
-
-    left, right = _array(true), _array(predicted)
-    for name, values in (("Y_true", left), ("Y_pred", right)):
-        if values.ndim != 1:
-            raise ValueError(
-                f"{name} must be 1-D class labels, not of shape {values.shape}; decode it first"
-            )
-    left, right = _classes("Y_true", left), _classes("Y_pred", right)
-    if len(left) != len(right):
-        raise ValueError(f"Y_true has {len(left)} labels and Y_pred {len(right)}")
-    if not len(left):
-        raise ValueError("there are no labels to draw")
-    present = np.unique(np.concatenate([left, right]))
-    if class_names is None:
-        return (np.searchsorted(present, left), np.searchsorted(present, right),
-                [str(c) for c in present])  # fmt: skip
-    names = [str(c) for c in class_names]
-    if present.dtype.kind in "OUS":
-        index = {n: i for i, n in enumerate(names)}
-        missing = [c for c in present if str(c) not in index]
-        if missing:
-            raise ValueError(f"class_names does not name {missing[0]!r}")
-        return (np.array([index[str(c)] for c in left]),
-                np.array([index[str(c)] for c in right]), names)  # fmt: skip
-    if present[0] < 0 or present[-1] >= len(names):
-        raise ValueError(
-            f"class_names names {len(names)} classes, but the labels run from "
-            f"{present[0]} to {present[-1]}"
-        )
-    return left.astype(int), right.astype(int), names
-
-
-def _classes(name: str, values: np.ndarray) -> np.ndarray:
-    """Labels as they are, whole floats as integers; refuses what is no class."""
-    import numpy as np
-
-    if values.dtype.kind == "b":
-        return values.astype(np.int64)
-    if values.dtype.kind not in "fc":
-        return values
-    whole = np.isfinite(values) & (values == np.round(values.real))
-    if not whole.all():
-        wrong = values[~whole][0]
-        raise ValueError(
-            f"{name} holds {wrong:g}, which is no class: these look like scores or probabilities. "
-            "Take the class first, for example (p > 0.5) or p.argmax(1)"
-        )
-    return values.real.astype(np.int64)
-
-
-def _array(values: Any) -> np.ndarray:
-    import numpy as np
-
-    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-
-
 def _held_out_logits(
     checkpoint: Any, ds: Any, n_samples: int, module: Any, batch_adapter: Any
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -385,7 +325,7 @@ def _held_out_logits(
         _, _, target = model.split_batch(batch)
         predicted = np.asarray(model.predict([batch]).logits)
         logits.append(predicted.reshape(len(predicted), -1))
-        targets.append(_array(target)[: len(predicted)])
+        targets.append(as_array(target)[: len(predicted)])
         seen += len(predicted)
         if seen >= n_samples:
             break

@@ -6,12 +6,11 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from nnx.errors import NNxError
 
+from .cells import PENDING, Call, Cell, leaves, rows_of
 from .errors import (
     DecisionError,
     InvalidDecisionResponse,
@@ -29,38 +28,8 @@ from .jobs import (
     Limits,
     Map,
     QuestionOutcome,
-    RowOutcome,
 )
 from .provider import Capabilities
-
-_PENDING = object()
-
-
-class _Cell:
-    """A job in progress: its state, and its value once there is one."""
-
-    __slots__ = ("depth", "inner", "node", "state", "value")
-
-    def __init__(self, job: DecisionJob, state: Any, depth: int) -> None:
-        self.node, self.state, self.depth = job.node, state, depth
-        self.value: Any = _PENDING
-        self.inner: list[_Cell] = []
-        if isinstance(self.node, Collect):
-            self.inner = [_Cell(child, state, depth) for _, child in self.node.jobs]
-        elif not isinstance(self.node, Ask):
-            self.inner = [_Cell(self.node.job, state, depth)]
-
-
-@dataclass(slots=True)
-class _Call:
-    """Questions about one state that share a provider call."""
-
-    cells: list[_Cell]
-    asks: list[Ask]
-    state: Any
-    sent: bool = False
-    answer: Any = None
-    error: BaseException | None = None
 
 
 class Run:
@@ -82,7 +51,7 @@ class Run:
                 "max_tokens cannot be enforced: this provider has no count_tokens(questions, inputs)"
             )
         self._admit(job, state)
-        self._root = _Cell(job, state, 0)
+        self._root = Cell(job, state, 0)
 
     # -- what may be asked -----------------------------------------------------------
 
@@ -107,19 +76,19 @@ class Run:
         caps = [cap for cap in (own, self._limits.max_questions) if cap is not None]
         return min(caps, default=None)
 
-    def _round(self) -> deque[_Call]:
+    def _round(self) -> deque[Call]:
         """The calls that can be made now, in order."""
-        by_state: dict[int, list[_Cell]] = {}
-        for cell in _leaves(self._root):
+        by_state: dict[int, list[Cell]] = {}
+        for cell in leaves(self._root):
             by_state.setdefault(id(cell.state), []).append(cell)
-        calls: deque[_Call] = deque()
+        calls: deque[Call] = deque()
         cap = self._cap()
         for cells in by_state.values():
             step = cap or len(cells)
             for start in range(0, len(cells), step):
                 part = cells[start : start + step]
                 asks = [cell.node for cell in part if isinstance(cell.node, Ask)]
-                calls.append(_Call(part, asks, part[0].state))
+                calls.append(Call(part, asks, part[0].state))
         return calls
 
     # -- running ---------------------------------------------------------------------
@@ -132,8 +101,8 @@ class Run:
             self._finish(made, calls)
         return JobResult(self._root.value, self._outcomes, self._calls)
 
-    def _in_turn(self, calls: deque[_Call]) -> list[_Call]:
-        made: list[_Call] = []
+    def _in_turn(self, calls: deque[Call]) -> list[Call]:
+        made: list[Call] = []
         while calls:
             made.append(call := calls.popleft())
             self._make(call)
@@ -141,10 +110,10 @@ class Run:
                 break
         return made
 
-    def _in_threads(self, calls: deque[_Call], workers: int) -> list[_Call]:
+    def _in_threads(self, calls: deque[Call], workers: int) -> list[Call]:
         from concurrent.futures import ThreadPoolExecutor
 
-        made: list[_Call] = []
+        made: list[Call] = []
         failed = threading.Event()
 
         def work() -> None:
@@ -162,7 +131,7 @@ class Run:
                 future.result()
         return made
 
-    def _make(self, call: _Call) -> None:
+    def _make(self, call: Call) -> None:
         """One call, with its answer or its error."""
         try:
             self._before(call)
@@ -185,9 +154,9 @@ class Run:
         return JobResult(self._root.value, self._outcomes, self._calls)
 
     async def _concurrently(
-        self, calls: deque[_Call], cancel: asyncio.Event | None
-    ) -> tuple[list[_Call], bool]:
-        made: list[_Call] = []
+        self, calls: deque[Call], cancel: asyncio.Event | None
+    ) -> tuple[list[Call], bool]:
+        made: list[Call] = []
         failed = False
 
         async def work() -> None:
@@ -225,7 +194,7 @@ class Run:
             await asyncio.gather(*rest, return_exceptions=True)
         return made, bool(cancel is not None and cancel.is_set() and calls)
 
-    async def _amake(self, call: _Call) -> None:
+    async def _amake(self, call: Call) -> None:
         many = getattr(self._provider, "adecide_many", None)
         one = getattr(self._provider, "adecide", None)
         try:
@@ -241,7 +210,7 @@ class Run:
         except Exception as error:
             call.error = error
 
-    def _before(self, call: _Call) -> None:
+    def _before(self, call: Call) -> None:
         """Hold a call against the limits, and count it."""
         limits = self._limits
         if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -265,7 +234,7 @@ class Run:
 
     # -- what came back --------------------------------------------------------------
 
-    def _finish(self, made: list[_Call], rest: deque[_Call]) -> None:
+    def _finish(self, made: list[Call], rest: deque[Call]) -> None:
         """Take the answers of a round; raise when any of its calls failed."""
         for call in made:
             if call.error is None:
@@ -293,7 +262,7 @@ class Run:
             outcomes=self._outcomes, failed=failed, skipped=skipped,
         ) from first  # fmt: skip
 
-    def _take(self, call: _Call) -> None:
+    def _take(self, call: Call) -> None:
         """Give every question of a call its rows."""
         try:
             answers = list(call.answer)
@@ -301,7 +270,7 @@ class Run:
                 raise InvalidDecisionResponse(
                     f"the provider answered {len(answers)} of {len(call.asks)} questions"
                 )
-            found = [_rows(ask, rows) for ask, rows in zip(call.asks, answers)]
+            found = [rows_of(ask, rows) for ask, rows in zip(call.asks, answers)]
         except (DecisionError, ValueError, TypeError) as error:
             call.error = error
             return
@@ -309,13 +278,13 @@ class Run:
             cell.value = tuple(row.value for row in rows)
             self._outcomes[ask.id] = QuestionOutcome(ask.id, "answered", rows, sent=True)
 
-    def _note(self, made: list[_Call], rest: deque[_Call], kind: str) -> None:
+    def _note(self, made: list[Call], rest: deque[Call], kind: str) -> None:
         """The outcomes of what was not answered."""
         for call in [*made, *rest]:
             for ask in call.asks:
                 self._outcomes.setdefault(ask.id, QuestionOutcome(ask.id, kind, sent=call.sent))
 
-    def _too_long(self, made: list[_Call], rest: deque[_Call]) -> JobTimeout:
+    def _too_long(self, made: list[Call], rest: deque[Call]) -> JobTimeout:
         for call in made:
             if call.error is None and call.answer is not None:
                 self._take(call)
@@ -324,7 +293,7 @@ class Run:
             f"the job ran longer than timeout={self._limits.timeout:g} s", outcomes=self._outcomes
         )
 
-    def _cancelled(self, made: list[_Call], rest: deque[_Call]) -> JobResult:
+    def _cancelled(self, made: list[Call], rest: deque[Call]) -> JobResult:
         for call in made:
             if call.error is None and call.answer is not None:
                 self._take(call)
@@ -333,9 +302,9 @@ class Run:
 
     # -- what follows ----------------------------------------------------------------
 
-    def _settle(self, cell: _Cell) -> bool:
+    def _settle(self, cell: Cell) -> bool:
         """Whether a job has its value; callbacks whose turn it is are called, once."""
-        if cell.value is not _PENDING:
+        if cell.value is not PENDING:
             return True
         node = cell.node
         if isinstance(node, Ask):
@@ -354,7 +323,7 @@ class Run:
             cell.value = cell.inner[1].value
         return True
 
-    def _followed(self, cell: _Cell, follow: Any) -> _Cell:
+    def _followed(self, cell: Cell, follow: Any) -> Cell:
         if not isinstance(follow, Follow):
             raise InvalidJob(
                 f"a then() callback returns Follow(job, state=...), not {type(follow).__name__}",
@@ -366,39 +335,8 @@ class Run:
                 outcomes=self._outcomes,
             )
         self._admit(follow.job, follow.state)
-        return _Cell(follow.job, follow.state, cell.depth + 1)
+        return Cell(follow.job, follow.state, cell.depth + 1)
 
 
 class _LateError(NNxError):
     """The deadline passed before a call."""
-
-
-def _leaves(cell: _Cell) -> Iterator[_Cell]:
-    """The questions that wait for an answer, in order."""
-    waiting = [cell]
-    while waiting:
-        found = waiting.pop()
-        if found.value is not _PENDING:
-            continue
-        if isinstance(found.node, Ask):
-            yield found
-        else:
-            waiting.extend(reversed(found.inner))
-
-
-def _rows(ask: Ask, results: Any) -> tuple[RowOutcome, ...]:
-    """One question's answers, held against the question and its policy."""
-    digest, found = ask.question.digest(), []
-    for result in results:
-        if getattr(result, "question_digest", None) != digest:
-            raise InvalidDecisionResponse(f"the answer to {ask.id!r} is to another question")
-        if ask.policy is None:
-            found.append(RowOutcome("answered", result))
-            continue
-        from nnx.abstention import decide
-
-        decision = decide(result, ask.policy, model_id=str(ask.model_id))
-        found.append(
-            RowOutcome("abstained" if decision.abstained else "answered", result, decision)
-        )
-    return tuple(found)
