@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import inspect
 import pickle
 from functools import cache
 from pathlib import Path
@@ -71,15 +73,33 @@ def test_the_built_in_bases_come_first(
     assert all(order.index(base) < order.index(NNxError) for base in bases)
 
 
-def test_an_error_of_one_message_travels_between_processes() -> None:
-    plain = [
-        error
-        for error in own_errors().values()
-        if not any(
-            "__init__" in vars(base) for base in error.__mro__ if base.__module__[:3] == "nnx"
-        )
-    ]
-    assert len(plain) > 30
-    back = [pickle.loads(pickle.dumps(error("what, and the way out"))) for error in plain]
-    assert [type(error) for error in back] == plain
-    assert {str(error) for error in back} == {"what, and the way out"}
+# What the constructors take that make a message of more than one argument.
+ARGUMENTS = {
+    "message": "what, and the way out", "problems": ["one", "two"], "diagnostics": ("one",),
+    "source": "run x", "run_id": "x", "root": "runs", "record": {"mode": "default"},
+    "fields": ["metric"], "outcomes": {"q": "answered"}, "failed": ["q"], "skipped": [],
+    "request_id": "r", "retry_after_ms": 5.0, "error": "inner",
+}  # fmt: skip
+
+
+def made(kind: type[BaseException]) -> BaseException:
+    if not any("__init__" in vars(base) for base in kind.__mro__ if base.__module__[:3] == "nnx"):
+        return kind(ARGUMENTS["message"])
+    names = [n for n in inspect.signature(kind.__init__).parameters if n not in ("self", "why")]
+    positional = [n for n in names if n not in _KEYWORDS]
+    keywords = {n: ARGUMENTS[n] for n in names if n in _KEYWORDS}
+    return kind(*(ARGUMENTS[n] for n in positional), **keywords)
+
+
+_KEYWORDS = ("fields", "outcomes", "failed", "skipped", "request_id", "retry_after_ms")
+
+
+def test_every_error_travels_between_processes_with_its_message_and_attributes() -> None:
+    errors = [made(kind) for kind in own_errors().values()]
+    assert len(errors) > 60
+    for error in errors:
+        for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+            assert type(again) is type(error)
+            assert str(again) == str(error)
+            assert again.args == error.args
+            assert again.__dict__ == error.__dict__

@@ -25,6 +25,8 @@ class RunExistsError(FileExistsError, NNxError):
         )
         self.run_id = run_id
 
+    __reduce__ = NNxError.__reduce__  # that of OSError would call the constructor
+
 
 class ForeignFileError(ResumePointError):
     """A file whose content would need code to load: another system wrote it."""

@@ -33,9 +33,6 @@ class PlanError(ValueError, TypeError, NNxError):
         lines = "".join(f"\n  - {problem}" for problem in self.diagnostics)
         super().__init__(f"the plan cannot be fitted:{lines}")
 
-    def __reduce__(self) -> tuple[type[PlanError], tuple[tuple[Diagnostic, ...]]]:
-        return type(self), (self.diagnostics,)
-
 
 @dataclass(frozen=True, slots=True)
 class PlanValidation:

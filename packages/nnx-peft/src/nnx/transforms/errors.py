@@ -28,6 +28,3 @@ class RecipeError(ValueError, NNxError):
         super().__init__(
             "the recipe was not applied:\n" + "\n".join(f"- {p}" for p in self.problems)
         )
-
-    def __reduce__(self) -> tuple[type[RecipeError], tuple[tuple[Problem, ...]]]:
-        return type(self), (self.problems,)
