@@ -1,0 +1,7 @@
+"""Causal language modelling as a task: next-token targets, their loss, their evaluation."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
