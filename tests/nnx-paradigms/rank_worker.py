@@ -8,10 +8,23 @@ import sys
 from pathlib import Path
 
 import torch
-from nnx import NNOptimParams, NNTrainParams
+from nnx import (
+    JEPAPredictor,
+    Losses,
+    Nets,
+    NNModel,
+    NNModelParams,
+    NNOptimParams,
+    NNTrainParams,
+    NNViTParams,
+    build_target_encoder,
+    jepa_objective,
+    set_seed,
+)
 from nnx.distributed import DDP, init_process_group, shutdown
 from nnx.paradigms import (
     EMA,
+    BlockMasks,
     EmbeddingProbe,
     RoutingProbe,
     moe_objective,
@@ -33,6 +46,19 @@ def case(name):
     if name in ("byol", "dino"):
         data = TensorDataset(X[:48], X[:48] + 0.1 * numbers(31, 48, 6))
         return *self_distilled(name), data
+    if name == "jepa":  # every process draws the same masks
+        set_seed(1)
+        params = NNViTParams(
+            input_dim=48, output_dim=8, dropout_prob=0.0, image_size=4, patch_size=1, d_model=8,
+            n_layers=1, n_heads=2,
+        )  # fmt: skip
+        loss = NNModelParams(net=Nets.VIT, loss=Losses.MEAN_SQUARED_ERROR)
+        model = NNModel(net_params=params, params=loss)
+        target = build_target_encoder(model.net)
+        model.net._predictor = JEPAPredictor(embed_dim=8, n_patches=16, n_layers=1)
+        masks = BlockMasks(4, seed=7)
+        objective = jepa_objective(target, model.net._predictor, masks, ema_momentum=0.5)
+        return model, objective, TensorDataset(numbers(5, 48, 3, 4, 4), Y[:48])
     objective = moe_objective(aux_loss_weight=0.5)
     return mixture(experts=6, top_k=1), objective, TensorDataset(X[:48], Y[:48])
 
@@ -51,7 +77,10 @@ def train(name, world, folder):
     else:
         val_loader = validation_loader(held, ROWS // world)
     probe = RoutingProbe() if name == "moe" else EmbeddingProbe(DataLoader(held, batch_size=9))
-    optim = NNOptimParams.builder().sgd(max_lr=0.5).build()
+    if name == "jepa":
+        val_loader, probe = None, None
+    rate = 0.01 if name == "jepa" else 0.5
+    optim = NNOptimParams.builder().sgd(max_lr=rate).build()
     params = NNTrainParams(
         n_epochs=2, seed=3, train_loader=loader, val_loader=val_loader, optim=optim
     )
@@ -64,8 +93,15 @@ def train(name, world, folder):
     )  # fmt: skip
     weights = {n: v.double().flatten().tolist() for n, v in model.net.state_dict().items()}
     averaged = [p.double().sum().item() for p in ema.averaged.parameters()]
-    probed = dict(run.idps[-1].val_edp.metrics)
-    return {"losses": losses(run), "weights": weights, "probed": probed, "averaged": averaged}
+    probed = {} if probe is None else dict(run.idps[-1].val_edp.metrics)
+    target = getattr(objective, "target_encoder", None)
+    followed = [] if target is None else [p.double().sum().item() for p in target.parameters()]
+    return {
+        "losses": losses(run),
+        "weights": weights,
+        "probed": probed,
+        "averaged": averaged + followed,
+    }
 
 
 def main():

@@ -13,7 +13,7 @@ import pytest
 import rank_worker
 
 WORKER = Path(__file__).with_name("rank_worker.py")
-NAMES = ("simclr", "vicreg", "byol", "dino", "moe")
+NAMES = ("simclr", "vicreg", "byol", "dino", "jepa", "moe")
 
 
 @pytest.mark.parametrize("world", [2, 4] if os.environ.get("NNX_THOROUGH") == "1" else [4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nnx.objectives import ObjectiveContext
+from nnx.objectives import ObjectiveContext, build_objective
 from nnx.paradigms import embedding_metrics, vicreg_objective
 from small_models import X, feed_forward, losses, numbers, training
 
@@ -42,6 +42,7 @@ def test_training_spreads_the_embeddings():
     first, last = run.idps[0].train_edp.metrics, run.idps[-2].train_edp.metrics
     assert losses(run)[-2] < losses(run)[0]
     assert last["deviation_mean"] > first["deviation_mean"]
+    assert build_objective("paradigms.vicreg", config={"variance": 3}).variance == 3.0
     with pytest.raises(ValueError):
         vicreg_objective(variance=-1)
     with pytest.raises(ValueError, match="at least 2 embeddings"):

@@ -73,6 +73,7 @@ def nnx_objectives() -> Mapping[tuple[str, int], Any]:
         ("paradigms.mixing", 1): "nnx.paradigms.augmentation:of_config",
         ("paradigms.moe", 1): "nnx.paradigms.moe:of_config",
         ("paradigms.simclr", 1): "nnx.paradigms.contrastive:of_config",
+        ("paradigms.vicreg", 1): "nnx.paradigms.vicreg:of_config",
     }
 
 

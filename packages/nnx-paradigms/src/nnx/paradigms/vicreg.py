@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -67,6 +68,11 @@ class VICRegObjective(Objective):
 def vicreg_objective(**options: Any) -> VICRegObjective:
     """VICReg as an objective; ``options`` are those of :class:`VICRegObjective`."""
     return VICRegObjective(**options)
+
+
+def of_config(config: Mapping[str, Any]) -> VICRegObjective:
+    """The factory of ``"paradigms.vicreg"``: the arguments of :class:`VICRegObjective`."""
+    return VICRegObjective(**config)
 
 
 def _hinge(z: torch.Tensor) -> torch.Tensor:
