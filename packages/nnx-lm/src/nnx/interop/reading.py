@@ -14,6 +14,7 @@ from nnx.interop.names import INDEX, LAYER, QKV, WEIGHTS, hf_state, pairs
 from nnx.lm.tokenizer_record import TOKENIZER_FILE, tokenizer_of
 from nnx.lm.transformer import TransformerNN
 from nnx.params import NNModelParams, NNTransformerParams
+from nnx.plugins.siblings import install_line
 from nnx.utils.strict import parse_json, read_regular
 
 if TYPE_CHECKING:
@@ -236,8 +237,8 @@ def _local(folder: str | os.PathLike[str], revision: str | None) -> str:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise FileNotFoundError(
-            f"there is no folder {path}; to download the repository of that name, install "
-            "huggingface_hub"
+            f"there is no folder {path}; to download the repository of that name: "
+            f"{install_line('nnx-lm', 'hub')}"
         ) from None
     return str(
         snapshot_download(path, revision=revision, allow_patterns=["*.json", "*.safetensors"])
