@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import nnx
 import pytest
 import torch
-from nnx import NNOptimParams
+from nnx import Callback, NNOptimParams
 from nnx.paradigms import (
+    EMA,
     MixingObjective,
     feature_kd_objective,
     mixup_objective,
@@ -14,7 +17,7 @@ from nnx.paradigms import (
     simclr_objective,
     vicreg_objective,
 )
-from small_models import X, Y, feed_forward, losses, mixture, self_distilled, training
+from small_models import X, Y, feed_forward, losses, mixture, numbers, self_distilled, training
 
 TEACHER = {"seed": 99, "dropout": 0.0}
 CASES = {
@@ -37,12 +40,21 @@ CASES = {
     "vicreg": (feed_forward, vicreg_objective, (X, X + 0.1)),
     "byol": ("byol", None, (X, X + 0.1)),
     "dino": ("dino", None, (X, X + 0.1)),
+    "diffusion": ("diffusion", None, (numbers(61, 50, 2), Y)),
 }
 
 
 def start(case, **options):
     """A model and the objective that trains it."""
     build, objective, _ = CASES[case]
+    if build == "diffusion":
+        nnx.set_seed(options.get("seed", 11))
+        model = nnx.NNModel(
+            module=nnx.DiffusionMLP(2, [16], 8, n_classes=3),
+            params=nnx.NNModelParams(loss=nnx.Losses.MEAN_SQUARED_ERROR),
+        )
+        schedule = nnx.NoiseSchedulers.COSINE(T=20)
+        return model, nnx.diffusion_objective(schedule, seed=4, class_dropout=0.2)
     if objective is None:
         return self_distilled(build, dropout=0.2, **options)
     return build(**options), objective()
@@ -66,6 +78,54 @@ def test_a_resumed_training_is_the_uninterrupted_one(case):
     assert losses(run)[8:] == losses(again)[-8:]
     for name, value in whole.net.state_dict().items():
         assert torch.equal(value, rest.net.state_dict()[name]), name
+
+
+class KilledAt(Callback):
+    """Ends the process, as far as the training can tell, at a committed update."""
+
+    rank_behaviour = "every"
+
+    def __init__(self, update):
+        self.left = update
+
+    def on_train_begin(self, ctx):
+        ctx.update_listeners.append(self.count)
+
+    def count(self, ctx):
+        self.left -= 1
+        if not self.left:
+            raise SystemExit("killed")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_training_killed_inside_an_epoch_goes_on_as_if_it_had_not_been(case):
+    data = CASES[case][2]
+    optim = NNOptimParams.builder().adamw(max_lr=1e-2).build()
+    whole, objective = start(case)
+    average, rest_average = EMA(0.9), EMA(0.9)
+    run = whole.train(
+        training(*data, epochs=2, optim=optim, data_id="w"),
+        objective=objective, callbacks=[average],
+    )  # fmt: skip
+    killed, objective = start(case)
+    with pytest.raises(SystemExit):
+        killed.train(
+            training(*data, epochs=2, optim=optim, data_id="k", checkpoint_every=1),
+            objective=objective, callbacks=[EMA(0.9), KilledAt(7)],
+        )  # fmt: skip
+    found = {path.parts[1] for path in Path("runs").glob("*/checkpoints")}
+    (source,) = found - {run.id, "best"}
+    rest, objective = start(case, seed=5)
+    resumed = training(
+        *data, epochs=2, optim=optim, resume_from_run_id=source, resume_from_checkpoint="step",
+        resume_epochs="planned",
+    )  # fmt: skip
+    again = rest.train(resumed, objective=objective, callbacks=[rest_average])
+    assert losses(again)[-2:] == losses(run)[-2:]
+    for name, value in whole.net.state_dict().items():
+        assert torch.equal(value, rest.net.state_dict()[name]), name
+    pairs = zip(average.averaged.parameters(), rest_average.averaged.parameters())
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_a_resume_with_other_settings_is_refused():
