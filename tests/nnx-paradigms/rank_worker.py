@@ -37,10 +37,11 @@ from torch.utils.data import DataLoader, TensorDataset
 ROWS = 16  # of every joined batch
 
 
-def case(name):
+def case(name, world):
     if name in ("simclr", "vicreg"):
         data = TensorDataset(X[:48], X[:48] + 0.1 * numbers(31, 48, 6))
-        contrast = simclr_objective(temperature=0.3)
+        pieces = None if world == 1 else 3  # of each process's rows
+        contrast = simclr_objective(temperature=0.3, microbatch=pieces)
         objective = contrast if name == "simclr" else vicreg_objective(invariance=1, variance=1)
         return feed_forward(out=8, dropout=0.0), objective, data
     if name in ("byol", "dino"):
@@ -66,7 +67,7 @@ def case(name):
 def train(name, world, folder):
     from nnx.distributed import train_loader, validation_loader
 
-    model, objective, data = case(name)
+    model, objective, data = case(name, world)
     if world == 1:
         loader = DataLoader(data, batch_size=ROWS)
     else:
