@@ -43,13 +43,13 @@ def bpe():
     return train_bpe(texts=texts, vocab_size=500, byte_level=True, special_tokens=["<|endoftext|>"])
 
 
-def made(*, kv=None, tied=True, seed=3, extra=3, **other) -> GenerativeNNModel:
+def made(*, heads=4, kv=None, tied=True, seed=3, extra=3) -> GenerativeNNModel:
     """A model of an odd vocabulary whose weights are large enough to be sure of its words."""
     tokenizer = NNTokenizerParams(path="tok.json", tokenizer=bpe())
     shape = (
         NNTransformerParams.builder()
         .vocab(tokenizer.vocab_size + extra)
-        .layers(n=2, heads=4, d_model=32)
+        .layers(n=2, heads=heads, d_model=32)
         .context(max_seq_len=96)
         .tied_embeddings(tied)
     )
@@ -70,7 +70,7 @@ def left(folder=".") -> set[str]:
     return set(os.listdir(folder))
 
 
-SHAPES = [(None, True), (2, False), (1, True)]
+SHAPES = [(4, None, True), (4, 2, False), (4, 1, True), (1, None, False)]
 
 
 # -- GGUF ------------------------------------------------------------------------------------
@@ -87,9 +87,9 @@ def test_the_file_has_the_keys_names_and_shapes_of_the_original(kit) -> None:
     assert reader.get_field("general.name").contents() == "nnx_transformer_2x32"
 
 
-@pytest.mark.parametrize(("kv", "tied"), SHAPES)
-def test_a_float32_file_keeps_every_weights_bits(kit, kv, tied) -> None:
-    net = made(kv=kv, tied=tied).net
+@pytest.mark.parametrize(("heads", "kv", "tied"), SHAPES)
+def test_a_float32_file_keeps_every_weights_bits(kit, heads, kv, tied) -> None:
+    net = made(heads=heads, kv=kv, tied=tied).net
     interop.write_gguf(net, made().tokenizer, "m.gguf", quantization="F32", architecture="llama")
     read = {t.name: t.data for t in gguf.GGUFReader("m.gguf").tensors}
     for name, array in map_tensors(net).items():
@@ -119,10 +119,10 @@ def test_narrower_weights_are_those_rounded(kit, quantization, kind, most) -> No
     assert parity["tolerance"] is None
 
 
-@pytest.mark.parametrize(("kv", "tied"), SHAPES)
-def test_transformers_reads_the_llama_file(kit, kv, tied) -> None:
+@pytest.mark.parametrize(("heads", "kv", "tied"), SHAPES)
+def test_transformers_reads_the_llama_file(kit, heads, kv, tied) -> None:
     transformers = pytest.importorskip("transformers")
-    net = made(kv=kv, tied=tied).net.eval()
+    net = made(heads=heads, kv=kv, tied=tied).net.eval()
     interop.write_gguf(net, made().tokenizer, "m.gguf", quantization="F32", architecture="llama")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(".", gguf_file="m.gguf").eval()
     tokens = torch.randint(400, (2, 40), generator=torch.Generator().manual_seed(1))
@@ -130,11 +130,11 @@ def test_transformers_reads_the_llama_file(kit, kv, tied) -> None:
         torch.testing.assert_close(loaded(tokens).logits, net(tokens), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("kv", "tied"), SHAPES)
-def test_llama_cpp_goes_on_as_the_model_does(kit, kv, tied) -> None:
+@pytest.mark.parametrize(("heads", "kv", "tied"), SHAPES)
+def test_llama_cpp_goes_on_as_the_model_does(kit, heads, kv, tied) -> None:
     """The stock program (xllamacpp, group ``peers``): rotary errors show after twenty tokens."""
     llama = pytest.importorskip("xllamacpp")
-    model = made(kv=kv, tied=tied)
+    model = made(heads=heads, kv=kv, tied=tied)
     for quantization in ("Q8_0", "F32"):
         interop.write_gguf(
             model.net, model.tokenizer, "m.gguf", quantization=quantization, architecture="llama"
@@ -180,7 +180,9 @@ def test_what_gguf_cannot_hold_is_refused_and_nothing_is_left(kit) -> None:
         model.net.blocks[0].ffn.w1.weight[0, 0] = 1e6
     with pytest.raises(ValueError, match="beyond float16"):
         interop.write_gguf(model.net, model.tokenizer, "m.gguf")
-    assert not [name for name in left() if "m.gguf" in name]
+    with pytest.raises(ValueError, match="beyond float16"):
+        interop.export_ollama_modelfile(model.net, model.tokenizer, "new/folders/o")
+    assert left() == before
     assert SUPPORTED_QUANTIZATIONS == ("F32", "F16", "BF16")
 
 
@@ -218,13 +220,53 @@ def test_an_export_that_computes_something_else_is_removed_and_says_which_tensor
     assert left() <= {"tok.json"}
 
 
+def test_what_the_file_says_of_the_shape_is_what_is_run(kit, monkeypatch) -> None:
+    model = made(kv=2)
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_rope_freq_base", lambda writer, base: writer.add_float32(
+            f"{writer.arch}.rope.freq_base", 2 * base
+        ),
+    )  # fmt: skip
+    with pytest.raises(ParityError, match="no tensor is off, so the reader computes something"):
+        interop.write_gguf(model.net, model.tokenizer, "new/m.gguf", quantization="F32")
+    assert left() <= {"tok.json"}
+
+
+def test_a_file_that_cannot_get_its_name_leaves_the_old_one_with_its_proof(kit, monkeypatch):
+    from nnx.utils import files
+
+    model = made()
+    interop.write_gguf(model.net, model.tokenizer, "m.gguf", quantization="F32")
+    held = {name: Path(name).read_bytes() for name in ("m.gguf", "m.gguf.parity.json")}
+
+    def fails(source, target):
+        raise PermissionError(13, "no", target)
+
+    monkeypatch.setattr(files.disk, "replace", fails)
+    with pytest.raises(PermissionError):
+        interop.write_gguf(made(seed=4).net, model.tokenizer, "m.gguf")
+    assert {name: Path(name).read_bytes() for name in left() if name != "tok.json"} == held
+
+
+def test_a_tokenizer_that_adds_tokens_is_none_that_llama_cpp_cuts_alike(kit) -> None:
+    from tokenizers import Tokenizer, processors
+
+    model, adding = made(), Tokenizer.from_str(bpe().to_str())
+    adding.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    words = NNTokenizerParams(path="tok.json", tokenizer=adding)
+    with pytest.raises(ValueError, match="cannot cut text as this tokenizer does"):
+        interop.write_gguf(model.net, words, "m.gguf", architecture="llama")
+
+
 # -- transformers ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kv", "tied"), SHAPES)
-def test_transformers_opens_the_folder_and_writes_the_same(kit, kv, tied) -> None:
+@pytest.mark.parametrize(("heads", "kv", "tied"), SHAPES)
+def test_transformers_opens_the_folder_and_writes_the_same(kit, heads, kv, tied) -> None:
     transformers = pytest.importorskip("transformers")
-    model = made(kv=kv, tied=tied)
+    model = made(heads=heads, kv=kv, tied=tied)
     folder = interop.to_transformers(model, "hf", max_shard_size=10**9 if tied else 40_000)
     shards = [name for name in left(folder) if name.endswith(".safetensors")]
     assert (len(shards) > 1) is not tied
@@ -242,9 +284,9 @@ def test_transformers_opens_the_folder_and_writes_the_same(kit, kv, tied) -> Non
         assert words.decode(written[0], skip_special_tokens=True) == wanted
 
 
-@pytest.mark.parametrize(("kv", "tied"), SHAPES)
-def test_a_round_trip_keeps_every_bit(kit, kv, tied) -> None:
-    model = made(kv=kv, tied=tied)
+@pytest.mark.parametrize(("heads", "kv", "tied"), SHAPES)
+def test_a_round_trip_keeps_every_bit(kit, heads, kv, tied) -> None:
+    model = made(heads=heads, kv=kv, tied=tied)
     back = interop.from_transformers(interop.to_transformers(model, "hf"))
     assert back.net_params == model.net_params
     for name, value in model.net.state_dict().items():
@@ -302,6 +344,15 @@ def test_folders_that_cannot_be_read_are_refused_by_name(kit) -> None:
         ({"model_type": "gpt2"}, "reads llama, mistral, qwen2"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "the rope scaling 'yarn'"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope scaling 'linear'"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"type": "linear"}},
+            "rope scaling 'linear'",
+        ),
+        ({"rope_parameters": {"full": {"rope_type": "yarn"}}}, "the rope_parameters"),
+        ({"rms_norm_eps": None}, "rms_norm_eps must be"),
+        ({"sliding_window": "8"}, "sliding window of 8"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be"),
+        ({"num_hidden_layers": 10**9}, "lacks tensors: num_hidden_layers is 1000000000"),
         ({"hidden_act": "gelu"}, "the activation 'gelu'"),
         ({"head_dim": 16}, "heads of 16 channels"),
         ({"partial_rotary_factor": 0.5}, "rotary positions of a part"),
@@ -427,8 +478,17 @@ def test_an_adapter_leaves_as_a_peft_folder_and_merged_with_the_same_logits(kit,
     with pytest.raises(ValueError, match=r"merge_adapters\(net, unload=True\)"):
         interop.to_transformers(model, "no")
     folder = interop.adapter_to_transformers(
-        "adapter", model.net_params, "for-peft", base_model=base
+        "adapter", model.net_params, "for-peft", base_model=base, adapted=model.net
     )
+    parity = json.loads(Path(folder, "parity.json").read_text())
+    assert parity["by"].startswith("peft")
+    assert parity["max_logit_difference"] < 1e-4
+    other = interop.to_transformers(made(kv=2, seed=5), "other-base")
+    with pytest.raises(ParityError, match="other-base is another base"):
+        interop.adapter_to_transformers(
+            "adapter", model.net_params, "new/x", base_model=other, adapted=model.net
+        )
+    assert not os.path.exists("new")
     theirs = peft.PeftModel.from_pretrained(
         transformers.AutoModelForCausalLM.from_pretrained(base), folder
     ).eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 
 from nnx.utils import files as fs
 from nnx.utils.disk import StrPath
@@ -23,6 +24,30 @@ def make_folder(path: StrPath) -> None:
             raise
     with contextlib.suppress(OSError):  # of folders above that are not ours
         fs.disk.flush_directory(above)
+
+
+@contextlib.contextmanager
+def new_folders(path: StrPath) -> Iterator[None]:
+    """:func:`make_folder`; when the block fails, what was made and is empty goes again."""
+    made: list[str] = []
+    at = os.path.abspath(path)
+    while not os.path.isdir(at) and at != os.path.dirname(at):
+        made.append(at)
+        at = os.path.dirname(at)
+    try:
+        make_folder(path)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for folder in made:
+                fs.disk.rmdir(folder)
+        raise
+
+
+def flush_file(path: StrPath) -> None:
+    """Flush a file that another library wrote, before it gets its name."""
+    with fs.closing(fs.disk.reopen(path)) as descriptor:
+        fs.disk.flush(descriptor)
 
 
 def remove_tree(path: StrPath) -> None:

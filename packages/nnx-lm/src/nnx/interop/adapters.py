@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -10,10 +11,14 @@ from typing import Any
 
 import torch
 from nnx.interop.names import HEAD, LAYER, QKV, halves
+from nnx.interop.parity import TOLERANCE, Parity, compare
+from nnx.lm.transformer import TransformerNN
 from nnx.params import NNTransformerParams
+from nnx.seeding import isolated_rng
 from nnx.utils import files as fs
-from nnx.utils.folders import remove_tree_quietly
+from nnx.utils.folders import new_folders, remove_tree_quietly
 from nnx.utils.strict import parse_json, read_regular
+from torch import nn
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -26,6 +31,7 @@ def adapter_to_transformers(
     folder: str | os.PathLike[str],
     *,
     base_model: str | None = None,
+    adapted: nn.Module | None = None,
 ) -> str:
     """Rewrite a PEFT folder of a ``TransformerNN`` for its exported model; the new folder.
 
@@ -35,8 +41,13 @@ def adapter_to_transformers(
     the adapted network does, where ``base`` is the folder that ``to_transformers`` wrote of the
     base; ``base_model`` is noted as its name.
 
+    With ``adapted``, the network that carries the adapter, and ``base_model`` the folder itself,
+    PEFT (which must be installed) runs what was written and its logits are compared with the
+    network's: ``parity.json`` says how close they are.
+
     Raises ``FileNotFoundError`` for a folder without an adapter, ``FileExistsError`` for a
-    ``folder`` that holds something, and ``ValueError`` for an adapter of another network.
+    ``folder`` that holds something, ``ValueError`` for an adapter of another network, and
+    :class:`ParityError` where float32 logits are off by more than 1e-4. Then nothing is left.
     """
     from safetensors.torch import load_file, save
 
@@ -76,21 +87,52 @@ def adapter_to_transformers(
             f"{source} holds whole modules ({', '.join(config['modules_to_save'][:3])}), which have "
             "no names in the exported model; merge the adapter and export the model instead"
         )
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    staged = fs.temporary_name(target)
-    os.mkdir(staged)
-    try:
-        with fs.atomic_write(os.path.join(staged, _WEIGHTS), "wb") as stream:
-            stream.write(save(tensors, metadata={"format": "pt"}))
-        with fs.atomic_write(os.path.join(staged, _CONFIG)) as stream:
-            stream.write(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        if os.path.isdir(target):
-            os.rmdir(target)
-        fs.disk.replace(staged, target)
-    except BaseException:
-        remove_tree_quietly(staged)
-        raise
+    with new_folders(os.path.dirname(target)):
+        staged = fs.temporary_name(target)
+        os.mkdir(staged)
+        try:
+            with fs.atomic_write(os.path.join(staged, _WEIGHTS), "wb") as stream:
+                stream.write(save(tensors, metadata={"format": "pt"}))
+            with fs.atomic_write(os.path.join(staged, _CONFIG)) as stream:
+                stream.write(json.dumps(config, indent=2, sort_keys=True) + "\n")
+            if adapted is not None:
+                parity = _check(adapted, base_model, staged)
+                with fs.atomic_write(os.path.join(staged, "parity.json")) as stream:
+                    stream.write(parity.to_json())
+            if os.path.isdir(target):
+                os.rmdir(target)
+            fs.disk.replace(staged, target)
+        except BaseException:
+            remove_tree_quietly(staged)
+            raise
     return target
+
+
+def _check(adapted: nn.Module, base_model: str | None, folder: str) -> Parity:
+    """PEFT's logits of the base with the written adapter, beside the adapted network's."""
+    if not isinstance(adapted, TransformerNN):
+        raise TypeError(f"adapted is the TransformerNN itself, not {type(adapted).__name__}")
+    if base_model is None or not os.path.isdir(base_model):
+        raise ValueError(
+            "to compare the adapter, name the base by its folder: base_model=to_transformers(...)"
+        )
+    try:
+        peft: Any = importlib.import_module("peft")
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError as error:
+        raise ImportError(
+            f"comparing an adapter needs {error.name}: pip install peft transformers, or leave "
+            "out adapted="
+        ) from None
+    with isolated_rng():
+        base = transformers.AutoModelForCausalLM.from_pretrained(base_model, local_files_only=True)
+        theirs = peft.PeftModel.from_pretrained(base, folder).eval()
+    exact = all(p.dtype == torch.float32 for p in adapted.parameters())
+    return compare(
+        adapted, lambda tokens: theirs(input_ids=tokens).logits, by=f"peft {peft.__version__}",
+        tolerance=TOLERANCE if exact else None,
+        off=lambda: f"{base_model} is another base, or the adapter is another one's",
+    )  # fmt: skip
 
 
 class _Rows:

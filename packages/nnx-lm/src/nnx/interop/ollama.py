@@ -9,6 +9,7 @@ from typing import Any
 from nnx.interop.gguf.writer import ARCHITECTURE, write_gguf
 from nnx.lm.transformer import TransformerNN
 from nnx.utils.files import atomic_write
+from nnx.utils.folders import new_folders
 
 
 def export_ollama_modelfile(
@@ -36,19 +37,14 @@ def export_ollama_modelfile(
             lines.append(f'{name} """{_block(name, text)}"""')
     lines += _parameters(parameters or {})
     folder = os.path.abspath(os.fspath(out_dir))
-    is_new = not os.path.isdir(folder)
-    try:
+    path = os.path.join(folder, "Modelfile")
+    with new_folders(folder):
         write_gguf(
             transformer_nn, tokenizer, os.path.join(folder, "model.gguf"),
             architecture=architecture, quantization=quantization, model_name=model_name,
         )  # fmt: skip
-        path = os.path.join(folder, "Modelfile")
         with atomic_write(path) as stream:
             stream.write("\n".join(lines) + "\n")
-    except BaseException:
-        if is_new and os.path.isdir(folder) and not os.listdir(folder):
-            os.rmdir(folder)
-        raise
     return path
 
 

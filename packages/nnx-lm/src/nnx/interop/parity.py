@@ -63,7 +63,7 @@ def compare(
     Raises :class:`ParityError` beyond ``tolerance``; ``off()`` names the tensor.
     """
     tokens = prompts(net)
-    device = net.tok_embed.weight.device
+    device = net.norm_out.weight.device
     with eval_mode(net), torch.inference_mode():
         source = net(tokens.to(device)).double().cpu()
         found = written(tokens).double().cpu()

@@ -15,6 +15,7 @@ from nnx.lm.tokenizer_record import TOKENIZER_FILE, tokenizer_of
 from nnx.lm.transformer import TransformerNN
 from nnx.params import NNModelParams, NNTransformerParams
 from nnx.plugins.siblings import install_line
+from nnx.utils import validation as check
 from nnx.utils.strict import parse_json, read_regular
 
 if TYPE_CHECKING:
@@ -90,10 +91,15 @@ def params_of(config: Mapping[str, Any], where: str) -> NNTransformerParams:
     width, heads, context = (
         number("hidden_size"), number("num_attention_heads"), number("max_position_embeddings"),
     )  # fmt: skip
-    rope = dict(config.get("rope_parameters") or {}) or dict(config.get("rope_scaling") or {})
-    scaling = rope.get("rope_type", rope.get("type", "default"))
-    if scaling != "default":
-        refuse(f"the rope scaling {scaling!r}")
+    rope: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        said = config.get(name) or {}
+        if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
+            refuse(f"the {name} {check.show(said)}")
+        scaling = said.get("rope_type", said.get("type", "default"))
+        if scaling != "default":
+            refuse(f"the rope scaling {scaling!r}")
+        rope |= said
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         refuse(f"the activation {config['hidden_act']!r}")
     if (config.get("head_dim") or width // heads) * heads != width:
@@ -105,15 +111,23 @@ def params_of(config: Mapping[str, Any], where: str) -> NNTransformerParams:
     window = config.get("sliding_window")
     if kind == "qwen2" and not config.get("use_sliding_window", False):
         window = None
-    if window is not None and window < context:
+    if window is not None and (type(window) is not int or window < context):
         refuse(f"attention to a sliding window of {window} tokens")
+
+    def real(name: str, value: Any) -> float:
+        return float(check.real(where, name, value))
+
     shape: dict[str, Any] = {
         "vocab_size": number("vocab_size"), "n_layers": number("num_hidden_layers"),
         "d_model": width, "max_seq_len": context, "ffn_dim": number("intermediate_size"),
-        "rope_base": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "attn_dropout": float(config.get("attention_dropout") or 0.0),
-        "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+        "rope_base": real(
+            "rope_theta", rope.get("rope_theta") or config.get("rope_theta") or 10000.0
+        ),
+        "tie_embeddings": check.flag(
+            where, "tie_word_embeddings", config.get("tie_word_embeddings") or False
+        ),
+        "attn_dropout": real("attention_dropout", config.get("attention_dropout") or 0.0),
+        "norm_eps": real("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
     }  # fmt: skip
     shared = config.get("num_key_value_heads") or heads
     return _params(shape, heads, None if shared == heads else shared)
@@ -138,6 +152,10 @@ def _net_state(
     found: dict[str, torch.Tensor], params: NNTransformerParams, path: str
 ) -> dict[str, torch.Tensor]:
     assert params.n_heads is not None
+    if params.n_layers > len(found):  # before so many layers are made
+        raise ValueError(
+            f"{path} lacks tensors: num_hidden_layers is {params.n_layers} and it holds {len(found)}"
+        )
     with torch.device("meta"):
         empty = TransformerNN(params)
     wanted = {name: tuple(value.shape) for name, value in hf_state(empty).items()}

@@ -74,10 +74,13 @@ class Vocabulary:
 
 
 def _is_gpt2(document: Any) -> bool:
-    before = document.get("pre_tokenizer") or {}
+    before, after = document.get("pre_tokenizer") or {}, document.get("post_processor") or {}
+    model = document.get("model") or {}
     return (
         document.get("normalizer") is None
-        and (document.get("model") or {}).get("type") == "BPE"
+        and model.get("type") == "BPE"
+        and not model.get("ignore_merges")
+        and after.get("type", "ByteLevel") == "ByteLevel"  # others may add tokens
         and before.get("type") == "ByteLevel"
         and not before.get("add_prefix_space")
         and before.get("use_regex", True) is True

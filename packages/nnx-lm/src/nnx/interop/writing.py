@@ -18,7 +18,7 @@ from nnx.lm.tokenizer_record import TOKENIZER_FILE, tokenizer_bytes
 from nnx.lm.transformer import TransformerNN
 from nnx.utils import files as fs
 from nnx.utils import validation as check
-from nnx.utils.folders import remove_tree_quietly
+from nnx.utils.folders import flush_file, new_folders, remove_tree_quietly
 
 if TYPE_CHECKING:
     from nnx.lm.model import GenerativeNNModel
@@ -56,27 +56,27 @@ def to_transformers(
             f"to_transformers writes a new folder, and {target} is there; name another, or "
             "remove it"
         )
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    staged = fs.temporary_name(target)
-    os.mkdir(staged)
-    try:
-        for name, document in _documents(net, words).items():
-            _write_json(os.path.join(staged, name), document)
-        if tokenizer is not None:
-            with fs.atomic_write(os.path.join(staged, TOKENIZER_FILE), "wb") as stream:
-                stream.write(tokenizer_bytes(tokenizer))
-        if words is not None and words.chat_template is not None:
-            with fs.atomic_write(os.path.join(staged, "chat_template.jinja")) as stream:
-                stream.write(words.chat_template)
-        _write_weights(staged, hf_state(net), max_shard_size)
-        with fs.atomic_write(os.path.join(staged, "parity.json")) as stream:
-            stream.write(_check(net, staged).to_json())
-        if os.path.isdir(target):
-            os.rmdir(target)
-        fs.disk.replace(staged, target)
-    except BaseException:
-        remove_tree_quietly(staged)
-        raise
+    with new_folders(os.path.dirname(target)):
+        staged = fs.temporary_name(target)
+        os.mkdir(staged)
+        try:
+            for name, document in _documents(net, words).items():
+                _write_json(os.path.join(staged, name), document)
+            if tokenizer is not None:
+                with fs.atomic_write(os.path.join(staged, TOKENIZER_FILE), "wb") as stream:
+                    stream.write(tokenizer_bytes(tokenizer))
+            if words is not None and words.chat_template is not None:
+                with fs.atomic_write(os.path.join(staged, "chat_template.jinja")) as stream:
+                    stream.write(words.chat_template)
+            _write_weights(staged, hf_state(net), max_shard_size)
+            with fs.atomic_write(os.path.join(staged, "parity.json")) as stream:
+                stream.write(_check(net, staged).to_json())
+            if os.path.isdir(target):
+                os.rmdir(target)
+            fs.disk.replace(staged, target)
+        except BaseException:
+            remove_tree_quietly(staged)
+            raise
     return target
 
 
@@ -131,8 +131,6 @@ def _write_json(path: str, document: Any) -> None:
 
 
 def _write_weights(folder: str, state: dict[str, torch.Tensor], most: int) -> None:
-    from safetensors.torch import save_file
-
     shards: list[dict[str, torch.Tensor]] = [{}]
     size = 0
     for name, value in state.items():
@@ -143,17 +141,24 @@ def _write_weights(folder: str, state: dict[str, torch.Tensor], most: int) -> No
         shards[-1][name] = value.cpu().contiguous()
         size += bytes_
     if len(shards) == 1:
-        save_file(shards[0], os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+        _save(shards[0], os.path.join(folder, WEIGHTS))
         return
     where: dict[str, str] = {}
     for i, shard in enumerate(shards, 1):
         name = f"model-{i:05}-of-{len(shards):05}.safetensors"
-        save_file(shard, os.path.join(folder, name), metadata={"format": "pt"})
+        _save(shard, os.path.join(folder, name))
         where |= dict.fromkeys(shard, name)
     total = sum(value.numel() * value.element_size() for value in state.values())
     _write_json(
         os.path.join(folder, INDEX), {"metadata": {"total_size": total}, "weight_map": where}
     )
+
+
+def _save(shard: dict[str, torch.Tensor], path: str) -> None:
+    from safetensors.torch import save_file
+
+    save_file(shard, path, metadata={"format": "pt"})
+    flush_file(path)
 
 
 def _check(net: TransformerNN, folder: str) -> Parity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -12,10 +13,13 @@ from nnx.interop.gguf.tensor_name_map import map_tensors, net_state
 from nnx.interop.parity import TOLERANCE, Parity, ParityError, compare, first_difference
 from nnx.interop.plain import plain_transformer
 from nnx.interop.vocabulary import Vocabulary, check_tokenizer
+from nnx.lm.layers import RoPE
 from nnx.lm.transformer import TransformerNN
+from nnx.params import NNTransformerParams
 from nnx.plugins.siblings import install_line
 from nnx.utils import files as fs
 from nnx.utils import validation as check
+from nnx.utils.folders import flush_file, new_folders
 
 SUPPORTED_QUANTIZATIONS = ("F32", "F16", "BF16")
 LLAMA_QUANTIZATIONS = (*SUPPORTED_QUANTIZATIONS, "Q8_0")
@@ -73,25 +77,25 @@ def write_gguf(
     target = os.path.abspath(os.fspath(out_path))
     if os.path.isdir(target):
         raise IsADirectoryError(f"write_gguf writes a file, and {target} is a folder")
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    staged = fs.temporary_name(target)
-    try:
-        writer = gguf.GGUFWriter(staged, architecture)
-        _describe(writer, net, words, architecture, quantization, model_name)
-        for name, array in map_tensors(net).items():
-            kind, data = _encoded(gguf, array, quantization)
-            writer.add_tensor(name, data, raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        parity = _check(gguf, net, staged, quantization)
+    with new_folders(os.path.dirname(target)):
+        staged = fs.temporary_name(target)
+        try:
+            with contextlib.closing(gguf.GGUFWriter(staged, architecture)) as writer:
+                _describe(writer, net, words, architecture, quantization, model_name)
+                for name, array in map_tensors(net).items():
+                    kind, data = _encoded(gguf, array, quantization)
+                    writer.add_tensor(name, data, raw_dtype=kind)
+                writer.write_header_to_file()
+                writer.write_kv_data_to_file()
+                writer.write_tensors_to_file()
+            parity = _check(gguf, net, staged, quantization)
+            flush_file(staged)
+            fs.disk.replace(staged, target)
+        except BaseException:
+            fs.remove_quietly(staged)
+            raise
         with fs.atomic_write(f"{target}.parity.json") as stream:
             stream.write(parity.to_json())
-        fs.disk.replace(staged, target)
-    except BaseException:
-        fs.remove_quietly(staged)
-        raise
     return target
 
 
@@ -187,7 +191,8 @@ def _half(array: np.ndarray) -> np.ndarray:
 
 def _check(gguf: Any, net: TransformerNN, path: str, quantization: str) -> Parity:
     """Read the file back: every weight is the source's as it was to be rounded."""
-    read = {t.name: _decoded(gguf, t) for t in gguf.GGUFReader(path, mode="c").tensors}
+    reader = gguf.GGUFReader(path, mode="c")
+    read = {t.name: _decoded(gguf, t) for t in reader.tensors}
     source = map_tensors(net)
 
     def pairs() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -206,20 +211,42 @@ def _check(gguf: Any, net: TransformerNN, path: str, quantization: str) -> Parit
     off = first_difference(pairs(), most)
     if not off.startswith("no tensor"):
         raise ParityError(f"read back from the file, {off}. Nothing was kept")
-    state = net_state(read, net.params.n_layers)
+    params = _described(reader, "output.weight" not in read)
+    state = net_state(read, params.n_layers)
 
     def written(tokens: torch.Tensor) -> torch.Tensor:
         with torch.device("meta"):
-            other = TransformerNN(net.params)
-        other.rope = net.rope
+            other = TransformerNN(params)
+        other.rope = RoPE(other.rope.dim, params.max_seq_len, params.rope_base)
         other.load_state_dict(state, assign=True)
-        return other.eval().to(net.rope.cos.device)(tokens.to(net.rope.cos.device))
+        return other.eval()(tokens.cpu())
 
     exact = quantization == "F32" and net.tok_embed.weight.dtype == torch.float32
     return compare(
         net, written, by=f"gguf {_version('gguf')}", tolerance=TOLERANCE if exact else None,
         off=lambda: off,
     )  # fmt: skip
+
+
+def _described(reader: Any, tied: bool) -> NNTransformerParams:
+    """The shape that a file's metadata say, which is all that another program knows."""
+    owner = reader.get_field("general.architecture").contents()
+
+    def said(key: str) -> Any:
+        return reader.get_field(f"{owner}.{key}").contents()
+
+    heads = said("attention.head_count")
+    return (
+        NNTransformerParams.builder()
+        .vocab(len(reader.get_field("tokenizer.ggml.tokens").contents()))
+        .layers(n=said("block_count"), heads=heads, d_model=said("embedding_length"))
+        .kv_heads(said("attention.head_count_kv"))
+        .ffn_dim(said("feed_forward_length"))
+        .context(max_seq_len=said("context_length"), rope_base=said("rope.freq_base"))
+        .norm_eps(said("attention.layer_norm_rms_epsilon"))
+        .tied_embeddings(tied)
+        .build()
+    )
 
 
 def _decoded(gguf: Any, tensor: Any) -> np.ndarray:
