@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from nnx.enums import Checkpoints
 from nnx.history import HistoryJournal, iter_history
 from nnx.store import NNCheckpoint, NNRun, RunWriter, read_point
+from nnx.store.errors import RunReplacedError
 from nnx.store.listing import list_runs
 from nnx.store.points import verify_point
 
@@ -98,6 +100,10 @@ def test_readers_see_one_run_or_the_other_while_it_is_overwritten(parts, root, h
             assert row.problem is None
             assert row.epochs in (1, 2)
 
+    def recorded():
+        with contextlib.suppress(RunReplacedError):
+            assert len(list(iter_history(run.id))) in (2, 4)
+
     def reader(look):
         def loop():
             try:
@@ -115,6 +121,7 @@ def test_readers_see_one_run_or_the_other_while_it_is_overwritten(parts, root, h
         lambda: read_point(run.id, "last"),
         lambda: verify_point(run.id, "best"),
         listed,
+        recorded,
     )
     threads = [reader(look) for look in looks]
     for thread in threads:
@@ -153,3 +160,25 @@ def test_names_of_every_alphabet_work_and_hostile_ones_do_not(parts, root):
     assert NNRun.load(run.id, "runs 塩 塩").salt == run.salt
     assert read_point(run.id, "写真_e0", "runs 塩 塩").completed_epoch == 0
     assert NNRun.load("best", "runs 塩 塩").id == run.id
+
+
+def test_records_of_a_run_and_of_its_successor_are_never_mixed(parts, root):
+    history = HistoryJournal(retention=4)
+    run = parts.run(2, salt="mixed")
+
+    def fit(epochs):
+        with RunWriter.open(run, history=history, overwrite=True) as writer:
+            for epoch in range(epochs):
+                writer.extend(parts.record(epoch, batch) for batch in range(2))
+                writer.commit_epoch(
+                    parts.checkpoint(epoch, idp=writer.idps[-1]), parts.state(epoch), best=True
+                )
+
+    fit(6)
+    records = iter_history(run.id)
+    first = next(records)
+    assert first.epoch_idx == 0
+    fit(3)
+    with pytest.raises(RunReplacedError, match="was replaced while its records were read"):
+        list(records)
+    assert len(list(iter_history(run.id))) == 6

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from nnx.records import NNIterationDataPoint, ResumeStatus
 from nnx.store import idps_csv
 from nnx.store.committed import checkpoint_record, committed_epoch
-from nnx.store.errors import ResumePointError
+from nnx.store.errors import ResumePointError, RunReplacedError
 from nnx.store.history_of import iterate_committed, iterate_history
-from nnx.store.paths import BEST_POINTER, RunPaths
+from nnx.store.paths import BEST_POINTER, RunPaths, folder_of, settled
 from nnx.store.pointer import locate_run
 from nnx.utils.caller import warn_caller
 from nnx.utils.yamlio import read_yaml
@@ -25,12 +25,37 @@ def iter_history(
     ``lineage`` first yields those of the run it resumed from, up to the epoch
     it resumed at, and so on back: each epoch once. What cannot be known of a
     parent is said with a ``RuntimeWarning``. Raises ``FileNotFoundError`` for an
-    unknown run and ``HistoryCorruptionError`` for a damaged history.
+    unknown run and ``HistoryCorruptionError`` for a damaged history, and
+    ``RunReplacedError`` when the run is replaced between two of its records.
     """
-    paths = locate_run(run_id, root)
-    if not os.path.isfile(paths.run_yaml):
-        raise FileNotFoundError(f"there is no run {paths.id!r} in {paths.root}")
-    return _with_parents(paths) if lineage else iterate_history(paths)
+
+    def known(paths: RunPaths) -> None:
+        if not os.path.isfile(paths.run_yaml):
+            raise FileNotFoundError(f"there is no run {paths.id!r} in {paths.root}")
+
+    settled(lambda: locate_run(run_id, root), known)
+    return _of_one_run(run_id, root, lineage)
+
+
+def _of_one_run(run_id: str, root: str | None, lineage: bool) -> Iterator[NNIterationDataPoint]:
+    """All records of the run that is there; never some of one and some of its successor."""
+    for is_last in (False, True):
+        paths = locate_run(run_id, root)
+        before, begun, failure = folder_of(paths), False, None
+        try:
+            for record in _with_parents(paths) if lineage else iterate_history(paths):
+                begun = True
+                yield record
+        except (OSError, ValueError) as error:
+            failure = error
+        if folder_of(locate_run(run_id, root)) == before:
+            if failure is not None:
+                raise failure
+            return
+        if begun or is_last:
+            raise RunReplacedError(
+                f"run {paths.id} was replaced while its records were read; read them again"
+            ) from failure
 
 
 def export_history_csv(
@@ -45,7 +70,10 @@ def export_history_csv(
     The number of rows. All records are in memory while the table is built;
     stream :func:`iter_history` for a larger history.
     """
-    records = list(iter_history(run_id, root, lineage=lineage))
+    try:
+        records = list(iter_history(run_id, root, lineage=lineage))
+    except RunReplacedError:
+        records = list(iter_history(run_id, root, lineage=lineage))
     return idps_csv.write(os.fspath(path), records)
 
 

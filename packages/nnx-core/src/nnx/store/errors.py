@@ -28,6 +28,10 @@ class RunExistsError(FileExistsError, NNxError):
     __reduce__ = NNxError.__reduce__  # that of OSError would call the constructor
 
 
+class RunReplacedError(RuntimeError, NNxError):
+    """A run that was replaced while its records were read."""
+
+
 class ForeignFileError(ResumePointError):
     """A file whose content would need code to load: another system wrote it."""
 

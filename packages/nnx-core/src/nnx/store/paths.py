@@ -280,20 +280,20 @@ def settled(find: Callable[[], RunPaths], look: Callable[[RunPaths], _T]) -> _T:
     """
     for left in reversed(range(_LOOKS)):
         paths = find()
-        before = _folder(paths)
+        before = folder_of(paths)
         try:
             found = look(paths)
         except (OSError, ValueError):
-            if not left or _folder(find()) == before:
+            if not left or folder_of(find()) == before:
                 raise
         else:
-            if not left or _folder(find()) == before:
+            if not left or folder_of(find()) == before:
                 return found
     raise AssertionError
 
 
-def _folder(paths: RunPaths) -> tuple[str, int, int] | None:
-    """Which folder a run has, whatever it is called."""
+def folder_of(paths: RunPaths) -> tuple[str, int, int] | None:
+    """Which folder a run has, whatever it is called; another one after the run was replaced."""
     try:
         info = os.stat(paths.dir)
     except OSError:
