@@ -121,7 +121,7 @@ def _check(adapted: nn.Module, base_model: str | None, folder: str) -> Parity:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
         raise ImportError(
-            f"comparing an adapter needs {error.name}: pip install peft transformers, or leave "
+            f"comparing an adapter needs {error.name}: install peft and transformers, or leave "
             "out adapted="
         ) from None
     with isolated_rng():
