@@ -516,3 +516,24 @@ def test_an_adapter_leaves_as_a_peft_folder_and_merged_with_the_same_logits(kit,
         with pytest.raises(error, match=message):
             interop.adapter_to_transformers(*arguments)
     assert not os.path.exists("x")
+
+
+def test_a_model_that_was_read_trains_takes_adapters_and_goes_on_writing(kit, monkeypatch) -> None:
+    from nnx import NNTrainParams
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model = made(kv=2)
+    read = interop.from_transformers(interop.to_transformers(model, "hf"))
+    rows = torch.randint(400, (8, 13), generator=torch.Generator().manual_seed(2))
+    loader = DataLoader(TensorDataset(rows[:, :-1], rows[:, 1:]), batch_size=4)
+    params = NNTrainParams(n_epochs=3, seed=3, train_loader=loader)
+    losses = [point.train_edp.loss for point in read.train(params).idps]
+    os.makedirs("elsewhere")
+    monkeypatch.chdir("elsewhere")
+    again = made(kv=2).train(params).idps
+    assert losses == [point.train_edp.loss for point in again]  # as the one that was written
+    assert losses[-1] < losses[0]
+    nnx_peft = pytest.importorskip("nnx.peft", exc_type=ImportError)
+    text = read.generate("The", max_new_tokens=8, temperature=0)
+    nnx_peft.apply_lora_to(read.net, "*.w_qkv", r=2)
+    assert read.generate("The", max_new_tokens=8, temperature=0) == text  # it begins as nothing
