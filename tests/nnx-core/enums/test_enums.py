@@ -19,6 +19,7 @@ from torch.nn import functional as F
         (Activations.ELU, F.elu),
         (Activations.SELU, F.selu),
         (Activations.TANH, torch.tanh),
+        (Activations.GELU, F.gelu),
         (Activations.RELU, F.relu),
         (Activations.SOFTMAX, lambda x: F.softmax(x, dim=-1)),
         (Activations.SIGMOID, torch.sigmoid),
@@ -33,7 +34,7 @@ def test_an_activation_computes_torchs_function(member, function):
 
 
 def test_every_activation_is_covered():
-    assert len(Activations) == 8
+    assert len(Activations) == 9
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from nnx.fitting import Batches, Fitted, fit
-from nnx.params.training import DEFAULT_OPTIM, DEFAULT_SCHEDULER
+from nnx.params.scheduler import DEFAULT_SCHEDULER
+from nnx.params.training import DEFAULT_OPTIM
 from nnx.plugins import manager
 from nnx.plugins.siblings import how_to_get
 from nnx.seeding import isolated_rng

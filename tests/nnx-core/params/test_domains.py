@@ -226,8 +226,8 @@ def test_hidden_dims_are_counts(hidden, message):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"activation": "relu"}, "activation must be an Activations, not 'relu'"),
-        ({"activations": ["relu"]}, r"activations\[0\] must be an Activations"),
+        ({"activation": "relux"}, "activation must be one of .*, not 'relux'; did you mean 'relu'"),
+        ({"activations": [1]}, r"activations\[0\] must be one of Activations, or its name"),
         (
             {"dropout_probs": [1.5]},
             r"dropout_probs\[0\] must be a finite real number >= 0 and <= 1",
@@ -312,9 +312,9 @@ def test_a_conv_net_that_cannot_be_built_is_refused(values, message):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"net": "feed_fwd"}, "net must be a Nets or ModelSpec or RuntimeModule, not 'feed_fwd'"),
-        ({"device": "cpu"}, "device must be a Devices, not 'cpu'"),
-        ({"loss": None}, "loss must be a Losses, not None"),
+        ({"net": 1}, "net must be a Nets or ModelSpec or RuntimeModule, not 1"),
+        ({"device": "gpu"}, "device must be one of cpu, mps, cuda, auto, not 'gpu'"),
+        ({"loss": None}, "loss must be a Losses, a LossSpec, .*, not None"),
         ({"mixed_precision": 1}, "mixed_precision must be True or False, not 1"),
         ({"task": "regression"}, "task must be a TaskSpec"),
         ({"precision": "bf16"}, "precision must be a PrecisionPolicy"),

@@ -224,7 +224,7 @@ def test_loaders_are_compared_by_identity_and_never_read(make):
     [
         ({"optim": {"name": "adam"}}, "optim must be an NNOptimParams or NNOptimFactoryParams"),
         ({"optim": NNOptimParams.builder().adam(max_lr=1)}, "optim must be an NNOptimParams"),
-        ({"scheduler": None}, "scheduler must be an NNSchedulerParams"),
+        ({"scheduler": 1}, "scheduler must be an NNSchedulerParams or SchedulerSpec"),
     ],
 )
 def test_optim_and_scheduler_are_params(values, message):

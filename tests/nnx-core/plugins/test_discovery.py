@@ -247,7 +247,7 @@ def test_a_plugin_for_a_newer_hook_specification_is_refused_with_what_is_unknown
         """
         from nnx.plugins import hookimpl
 
-        nnx_hookspec_version = 2
+        nnx_hookspec_version = 3
 
         @hookimpl
         def nnx_metrics():
@@ -266,8 +266,8 @@ def test_a_plugin_for_a_newer_hook_specification_is_refused_with_what_is_unknown
     assert (result.returncode, result.stdout) == (0, "False\n")
     assert result.stderr == (
         "nnx:1: PluginWarning: the NNx plugin 'acme-future' of acme-future 1.2.3 failed to load "
-        "and is off: ValueError: it is built for version 2 of the hook specification, and "
-        f"nnx-core {nnx.__version__} knows version 1 and not its nnx_samplers. "
+        "and is off: ValueError: it is built for version 3 of the hook specification, and "
+        f"nnx-core {nnx.__version__} knows version 2 and not its nnx_samplers. "
         "Install a newer nnx-core, or an older release of the plugin.\n"
     )
 
@@ -286,7 +286,7 @@ def test_a_misspelt_hook_is_refused_with_the_one_that_is_meant(install: Install,
     result = run("plugins")
     assert result.returncode == 1
     assert (
-        "ValueError: there is no hook nnx_metric in version 1 of the hook specification; "
+        "ValueError: there is no hook nnx_metric in version 2 of the hook specification; "
         "did you mean nnx_metrics?"
     ) in result.stderr
 

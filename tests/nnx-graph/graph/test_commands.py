@@ -177,7 +177,7 @@ def test_ids_may_be_numbers_in_any_column_and_edges_may_have_a_direction():
         (("--target", "club", "--ends", "from"), "--ends is two columns"),
         (("--target", "club", "--encoder", "gcn"), "kind must be one of graph_conv"),
         (("--target", "club", "--hidden", "x"), "--hidden is widths such as 64,32"),
-        (("--target", "club", "--device", "tpu"), "--device is cpu, cuda or mps"),
+        (("--target", "club", "--device", "tpu"), "--device is auto, cpu, cuda or mps"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_leaves_nothing(files, arguments, message):

@@ -76,6 +76,7 @@ from .params.net import NNParams as NNParams
 from .params.optim import NNOptimFactoryParams as NNOptimFactoryParams
 from .params.optim import NNOptimParams as NNOptimParams
 from .params.optim import NNParamGroupSpec as NNParamGroupSpec
+from .params.loss import LossSpec as LossSpec
 from .params.registered import MetricSpec as MetricSpec
 from .params.registered import ModelSpec as ModelSpec
 from .params.registered import NNCheckpointTransform as NNCheckpointTransform
@@ -122,3 +123,13 @@ from .trainer import Trainer as Trainer
 from .trainer import TrainerStepContext as TrainerStepContext
 from .trainer import TrainerStepFn as TrainerStepFn
 from .utils.tables import Utils as Utils
+from .params.scheduler import SchedulerSpec as SchedulerSpec
+from .registered_schedulers import MissingSchedulerError as MissingSchedulerError
+from .registered_schedulers import register_scheduler as register_scheduler
+from .registered_schedulers import registered_schedulers as registered_schedulers
+from .registered_schedulers import unregister_scheduler as unregister_scheduler
+from .tasks.registered_losses import MissingLossError as MissingLossError
+from .tasks.registered_losses import build_loss as build_loss
+from .tasks.registered_losses import register_loss as register_loss
+from .tasks.registered_losses import registered_losses as registered_losses
+from .tasks.registered_losses import unregister_loss as unregister_loss

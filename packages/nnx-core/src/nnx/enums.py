@@ -36,6 +36,7 @@ class Activations(_Choice):
     ELU = "elu"
     SELU = "selu"
     TANH = "tanh"
+    GELU = "gelu"
     RELU = "relu"
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -52,6 +53,7 @@ class Activations(_Choice):
             Activations.ELU: nn.ELU,
             Activations.SELU: nn.SELU,
             Activations.TANH: nn.Tanh,
+            Activations.GELU: nn.GELU,
             Activations.RELU: nn.ReLU,
             Activations.SIGMOID: nn.Sigmoid,
             Activations.SOFTPLUS: nn.Softplus,
@@ -72,16 +74,22 @@ class Checkpoints(_Choice):
 
 
 class Devices(_Choice):
-    """Where a model lives."""
+    """Where a model lives; ``AUTO`` is the best device of the machine that builds it."""
 
     CPU = "cpu"
     MPS = "mps"
     CUDA = "cuda"
+    AUTO = "auto"
 
     def __call__(self) -> torch.device:
         import torch
 
-        return torch.device(self.value)
+        return torch.device(self.resolved.value)
+
+    @property
+    def resolved(self) -> Devices:
+        """The device itself: what :meth:`get` says for ``AUTO``."""
+        return Devices.get() if self is Devices.AUTO else self
 
     def torch_device(self) -> torch.device:
         """The same as calling the member."""
@@ -94,7 +102,7 @@ class Devices(_Choice):
 
         if self is Devices.CUDA:
             return torch.cuda.is_available()
-        return self is Devices.CPU or torch.backends.mps.is_available()
+        return self is not Devices.MPS or torch.backends.mps.is_available()
 
     @staticmethod
     def get() -> Devices:
@@ -120,6 +128,10 @@ class Losses(_Choice):
     MEAN_SQUARED_ERROR = "mean_squared_error"
     BINARY_CROSS_ENTROPY = "binary_cross_entropy"
     NEGATIVE_LOG_LIKELIHOOD = "negative_log_likelihood"
+    # The short names that people type.
+    MSE = MEAN_SQUARED_ERROR
+    BCE = BINARY_CROSS_ENTROPY
+    NLL = NEGATIVE_LOG_LIKELIHOOD
 
     def __call__(self) -> nn.Module:
         """The torch loss with its default (mean) reduction; the binary one takes logits."""

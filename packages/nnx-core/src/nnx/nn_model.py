@@ -25,10 +25,11 @@ from nnx.models import (
     state_topology,
 )
 from nnx.params import (
+    AnySchedulerParams,
+    LossSpec,
     ModelSpec,
     NNModelParams,
     NNParams,
-    NNSchedulerParams,
     NNTrainParams,
     PrecisionPolicy,
     RuntimeModule,
@@ -103,7 +104,7 @@ class NNModel:
         self.net: torch.nn.Module = (_build(net_params, params) if module is None else module).to(
             self.device
         )
-        self.loss_fn: torch.nn.Module = params.loss()
+        self.loss_fn: torch.nn.Module = _loss(params, net_params, adapter).to(self.device)
         adapter_for(self.net, batch_adapter)  # refuses what is no adapter
         self.batch_adapter = batch_adapter
         self._task_adapter = adapter
@@ -187,7 +188,7 @@ class NNModel:
     def _build_scheduler(
         self,
         optimizer: torch.optim.Optimizer,
-        params: NNSchedulerParams,
+        params: AnySchedulerParams,
         horizon: Any,
         monitor: Any = None,
     ) -> Any:
@@ -250,7 +251,7 @@ class NNModel:
     def from_checkpoint(
         cls,
         checkpoint: NNCheckpoint,
-        device: Devices | None = None,
+        device: Devices | str | None = None,
         *,
         module: torch.nn.Module | None = None,
         batch_adapter: BatchAdapter | None = None,
@@ -376,6 +377,22 @@ def _runtime_params(
             f"{params.net.topology[:12]}; this module: {module_topology(module)[:12]})"
         )
     return params
+
+
+def _loss(
+    params: NNModelParams, net_params: NNParams | None, adapter: TaskAdapter | None
+) -> torch.nn.Module:
+    """The loss, when it can score the task and the width of the network."""
+    loss_fn = params.loss()
+    if adapter is not None and isinstance(params.loss, LossSpec):
+        adapter.check_loss_fn(loss_fn)
+    width, weight = getattr(net_params, "output_dim", None), getattr(loss_fn, "weight", None)
+    if width is not None and isinstance(weight, torch.Tensor) and weight.numel() not in (1, width):
+        raise ValueError(
+            f"the loss {params.loss} has {weight.numel()} weights and the net output_dim={width}; "
+            "give one for each output"
+        )
+    return loss_fn
 
 
 def _build(net_params: NNParams | None, params: NNModelParams) -> torch.nn.Module:

@@ -13,8 +13,9 @@ from torch.optim import lr_scheduler
 
 from nnx.enums import Schedulers
 from nnx.params.monitor import MonitorSpec
-from nnx.params.scheduler import NNSchedulerParams
-from nnx.utils.validation import refuse
+from nnx.params.scheduler import AnySchedulerParams, NNSchedulerParams, SchedulerSpec
+from nnx.registered_schedulers import TOTAL_STEPS, build_registered, has_end
+from nnx.utils.validation import count, refuse
 
 # The field of NNSchedulerParams that a schedule's budget comes from.
 _BUDGET = {
@@ -45,7 +46,7 @@ def planned_updates(n_epochs: int, batches: int, accumulate_grad_batches: int = 
 
 
 def schedule_horizon(
-    params: NNSchedulerParams, *, n_epochs: int, updates: int | None = None, owner: str = ""
+    params: AnySchedulerParams, *, n_epochs: int, updates: int | None = None, owner: str = ""
 ) -> Horizon:
     """Resolve a schedule's lengths for a run of ``n_epochs``.
 
@@ -57,6 +58,8 @@ def schedule_horizon(
     cannot know it: an update clock then needs its budget spelled out. ``owner``
     names the optimizer in errors.
     """
+    if isinstance(params, SchedulerSpec):
+        return _registered_horizon(params, n_epochs, updates)
     return _horizon(_kind(params), params, n_epochs, updates, owner)
 
 
@@ -76,7 +79,7 @@ def check_horizon(
 
 def build_scheduler(
     optimizer: torch.optim.Optimizer,
-    params: NNSchedulerParams,
+    params: AnySchedulerParams,
     horizon: Horizon,
     *,
     monitor: MonitorSpec | None = None,
@@ -86,7 +89,19 @@ def build_scheduler(
     A ``monitor`` (resolved) gives a plateau schedule its direction and its
     minimum improvement, an absolute one, in place of ``params.threshold``.
     """
+    if isinstance(params, SchedulerSpec):
+        return build_registered(optimizer, params, horizon.steps)
     return _BUILD[_kind(params)](optimizer, params, horizon, monitor)
+
+
+def _registered_horizon(spec: SchedulerSpec, n_epochs: int, updates: int | None) -> Horizon:
+    if not has_end(spec):
+        return Horizon()
+    chosen = spec.config.get(TOTAL_STEPS)
+    if chosen is not None:
+        steps = count(f"the schedule {spec.id!r}", TOTAL_STEPS, chosen)
+        return Horizon(steps, explicit=True)
+    return Horizon(updates if spec.clock == "optimizer_update" else n_epochs)
 
 
 def build_kind(
@@ -128,7 +143,7 @@ def _kind(params: NNSchedulerParams) -> Schedulers:
 def call_builder(
     build: Callable[..., Any],
     optimizer: torch.optim.Optimizer,
-    params: NNSchedulerParams,
+    params: AnySchedulerParams,
     horizon: Horizon,
     monitor: MonitorSpec | None,
 ) -> Any:

@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnx.bundles.errors import BundleError, BundleIntegrityError
+from nnx.params.loss import loss_id, spell_loss
 
 _FORMAT = re.compile(r"nnx\.calibration/\d+")
 _CHAIN = re.compile(r"nnx\.trust-chain/\d+")
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
-_CATEGORICAL_LOSSES = ("cross_entropy", "nll")
+_CATEGORICAL_LOSSES = ("cross_entropy", "nll", "negative_log_likelihood", "focal")
 
 
 def record_of(calibrator: Any, index: int, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,8 +85,8 @@ def _check_model(
     params = checkpoint["model_params"]
     task, net = params.get("task") or {}, checkpoint["net_params"] or {}
     kind = task.get("kind")
-    if kind != "categorical" and (kind or params.get("loss") not in _CATEGORICAL_LOSSES):
-        what = kind or f"trained with {params.get('loss')}"
+    if kind != "categorical" and (kind or loss_id(params.get("loss")) not in _CATEGORICAL_LOSSES):
+        what = kind or f"trained with {spell_loss(params.get('loss'))}"
         raise error(f"{where} calibrates a categorical model, and this one is {what}")
     width = task.get("num_outputs") or net.get("output_dim")
     if width is not None and width != len(labels):

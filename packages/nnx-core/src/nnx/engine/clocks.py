@@ -14,7 +14,7 @@ from nnx.errors import NNxError
 from nnx.utils.caller import warn_caller
 
 if TYPE_CHECKING:
-    from nnx.params import NNSchedulerParams
+    from nnx.params import AnySchedulerParams
     from nnx.schedulers import Horizon
 
 # Schedules with a last step.
@@ -43,7 +43,7 @@ class SchedulerClock:
     def __init__(
         self,
         scheduler: Any,
-        params: NNSchedulerParams,
+        params: AnySchedulerParams,
         horizon: Horizon,
         *,
         owner: str | None = None,
@@ -200,7 +200,7 @@ class UnreportedUpdates:
             )
 
 
-def default_period(scheduler: Any, params: NNSchedulerParams, horizon: Horizon) -> int | None:
+def default_period(scheduler: Any, params: AnySchedulerParams, horizon: Horizon) -> int | None:
     """The ``T_max`` a cosine schedule got by default; ``None`` where the run chose its period."""
     if params.kind is not Schedulers.COSINE_ANNEALING or horizon.explicit:
         return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nnx.engine.owner import OwnerKind
 from nnx.params import NNTrainerParams, NNTrainParams
-from nnx.params.training import DEFAULT_SCHEDULER
+from nnx.params.scheduler import DEFAULT_SCHEDULER
 from nnx.precision import ResolvedPrecision, resolve_precision
 from nnx.utils.caller import warn_caller
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nnx.engine.ranks.base import Ranks
     from nnx.engine.request import FitRequest
     from nnx.models import Model
-    from nnx.params import NNModelParams, NNOptimParams, NNSchedulerParams
+    from nnx.params import AnySchedulerParams, NNModelParams, NNOptimParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class FitPlan:
     watches_training: bool
     precision: ResolvedPrecision
     optims: Mapping[str, NNOptimParams]
-    schedules: Mapping[str, NNSchedulerParams]
+    schedules: Mapping[str, AnySchedulerParams]
     model_params: NNModelParams
     run: NNRun
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
@@ -17,6 +16,8 @@ from nnx.fitting.data import Batches
 from nnx.fitting.fitted import Fitted
 from nnx.nn_model import NNModel
 from nnx.params import (
+    AnyLoss,
+    AnySchedulerParams,
     MetricSpec,
     ModelSpec,
     MonitorSpec,
@@ -24,13 +25,14 @@ from nnx.params import (
     NNOptimFactoryParams,
     NNOptimParams,
     NNParams,
-    NNSchedulerParams,
     NNTrainParams,
     PrecisionPolicy,
     TaskSpec,
 )
+from nnx.params.loss import loss_of
 from nnx.params.net import net_of
-from nnx.params.training import DEFAULT_OPTIM, DEFAULT_SCHEDULER
+from nnx.params.scheduler import scheduler_of
+from nnx.params.training import DEFAULT_OPTIM
 from nnx.seeding import isolated_rng
 from nnx.utils import validation as check
 
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 Network: TypeAlias = nn.Module | Callable[[], nn.Module] | ModelSpec | NNParams
 Data: TypeAlias = Any  # a loader, a Dataset, (inputs, ..., targets), a DataFrame with target=
 _OWNER = "nnx.fit()"
-_Member = TypeVar("_Member", bound=Enum)
 
 
 def fit(
@@ -51,18 +52,18 @@ def fit(
     val: Data | None = None,
     *,
     epochs: int = 10,
-    loss: str | Losses = Losses.CROSS_ENTROPY,
+    loss: str | AnyLoss | nn.Module = Losses.CROSS_ENTROPY,
     optimizer: str | Optims | NNOptimParams | NNOptimFactoryParams | None = None,
     lr: float | None = None,
     weight_decay: float | None = None,
     grad_clip_norm: float | None = None,
     accumulate: int = 1,
-    schedule: str | NNSchedulerParams | None = "plateau",
+    schedule: str | AnySchedulerParams | None = "plateau",
     metrics: Sequence[str | MetricSpec] = (),
     monitor: str | MonitorSpec | None = None,
     early_stopping: int | None = None,
     precision: str | PrecisionPolicy | None = None,
-    device: str | Devices = "auto",
+    device: str | Devices = Devices.AUTO,
     seed: int | None = None,
     callbacks: Sequence[Any] = (),
     target: str | int | None = None,
@@ -103,8 +104,8 @@ def fit(
     """
     model_params = NNModelParams(
         net=net if isinstance(net, ModelSpec) else _builtin(net),
-        device=_device(device),
-        loss=_member("loss", Losses, loss),
+        device=check.member(_OWNER, "device", device, Devices),
+        loss=loss_of(_OWNER, "loss", loss),
         task=task,
         precision=PrecisionPolicy(precision) if isinstance(precision, str) else precision,  # type: ignore[arg-type]
     )
@@ -119,7 +120,7 @@ def fit(
         train_loader=batches.loader(train, "train", shuffle=True),
         val_loader=None if val is None else batches.loader(val, "val", shuffle=False),
         optim=_optimizer(optimizer, lr, weight_decay, grad_clip_norm, accumulate),
-        scheduler=_schedule(schedule),
+        scheduler=scheduler_of(_OWNER, "schedule", schedule),
         metrics=[MetricSpec(one) if isinstance(one, str) else one for one in metrics],
         monitor=watched, extra_metrics=extra_metrics, seed=seed, data_id=data_id,
         on_existing=on_existing, checkpoint_every=checkpoint_every, name=name, tags=tags,
@@ -158,21 +159,6 @@ def _builtin(net: Network) -> Any:
     return None
 
 
-def _member(field: str, choices: type[_Member], value: str | _Member) -> _Member:
-    """A member by its value or name, in any case."""
-    if isinstance(value, choices):
-        return value
-    words = {word: one for one in choices for word in (one.name.lower(), str(one.value))}
-    word = str(value).lower()
-    if word not in words:
-        check.choice(_OWNER, field, word, [str(one.value) for one in choices])
-    return words[word]
-
-
-def _device(device: str | Devices) -> Devices:
-    return Devices.get() if device == "auto" else _member("device", Devices, device)
-
-
 def _optimizer(
     optimizer: str | Optims | NNOptimParams | NNOptimFactoryParams | None,
     lr: float | None,
@@ -194,18 +180,11 @@ def _optimizer(
     if optimizer is not None:
         if lr is None:
             raise ValueError(f"nnx.fit(optimizer={str(optimizer)!r}) needs a learning rate, lr=")
-        member = _member("optimizer", Optims, optimizer)
+        member = check.member(_OWNER, "optimizer", optimizer, Optims)
         named = getattr(NNOptimParams.builder(), member.value)(max_lr=lr).build()
     changes = {"max_lr": lr, "weight_decay": weight_decay, "grad_clip_norm": grad_clip_norm}
     told: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     return dataclasses.replace(named, **told, accumulate_grad_batches=accumulate)
-
-
-def _schedule(schedule: str | NNSchedulerParams | None) -> NNSchedulerParams:
-    if isinstance(schedule, NNSchedulerParams):
-        return schedule
-    check.choice(_OWNER, "schedule", schedule, ["plateau"])
-    return DEFAULT_SCHEDULER
 
 
 def _monitor(monitor: str | MonitorSpec | None) -> MonitorSpec | None:

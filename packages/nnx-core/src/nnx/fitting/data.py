@@ -17,7 +17,17 @@ from nnx.utils import validation as check
 DEFAULT_BATCH_SIZE = 32
 # What these losses compare outputs with: a number for each, or the index of a class.
 _OF_NUMBERS = frozenset(
-    {"mean_squared_error", "binary_cross_entropy", "bce", "mse", "huber", "poisson", "gaussian_nll"}
+    {
+        "mean_squared_error",
+        "binary_cross_entropy",
+        "bce",
+        "mse",
+        "huber",
+        "l1",
+        "smooth_l1",
+        "poisson",
+        "gaussian_nll",
+    }
 )
 _OF_CLASSES = frozenset({"cross_entropy", "negative_log_likelihood", "focal"})
 

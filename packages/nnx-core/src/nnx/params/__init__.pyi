@@ -20,12 +20,16 @@ from .optim import NNParamGroupSpec as NNParamGroupSpec
 from .optim import optim_params_from_state as optim_params_from_state
 from .precision import PRECISION_MODES as PRECISION_MODES
 from .precision import PrecisionPolicy as PrecisionPolicy
+from .loss import AnyLoss as AnyLoss
+from .loss import LossSpec as LossSpec
 from .registered import MetricSpec as MetricSpec
 from .registered import ModelSpec as ModelSpec
 from .registered import NNCheckpointTransform as NNCheckpointTransform
 from .registered import OptimizerFactorySpec as OptimizerFactorySpec
 from .registered import RuntimeModule as RuntimeModule
 from .run_config import RunConfig as RunConfig
+from .scheduler import AnySchedulerParams as AnySchedulerParams
+from .scheduler import SchedulerSpec as SchedulerSpec
 from .scheduler import NNSchedulerParams as NNSchedulerParams
 from .scheduler import SchedulerClockUnit as SchedulerClockUnit
 from .task import TaskSpec as TaskSpec

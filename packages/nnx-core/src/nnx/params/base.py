@@ -15,15 +15,38 @@ import os
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from nnx.utils.files import atomic_write
 from nnx.utils.jsonlike import FrozenList
-from nnx.utils.validation import close, show
+from nnx.utils.validation import close, member_words, show
 
 Self = TypeVar("Self", bound="Params")
 Y = TypeVar("Y", bound="YamlFile")
 E = TypeVar("E", bound=Enum)
+
+
+Read = TypeVar("Read")
+Given = TypeVar("Given")
+
+
+class Converted(Generic[Read, Given]):
+    """The annotation of a field that is given in one of two ways and read in the first.
+
+    ``device: Converted[Devices, str] = converted(Devices.CPU)`` takes a member or a word
+    and holds the member. For type checkers alone: at run time the field is an ordinary one.
+    """
+
+    def __get__(self, instance: object | None, owner: type) -> Read:
+        raise NotImplementedError
+
+    def __set__(self, instance: object, value: Read | Given) -> None:
+        raise NotImplementedError
+
+
+def converted(default: Any) -> Any:
+    """The default of a :class:`Converted` field, or its ``dataclasses.field()``."""
+    return default
 
 
 def _same(value: Any) -> Any:
@@ -177,18 +200,19 @@ def frozen_list(owner: str, field: str, value: Any, item: Callable[[str, Any], A
 
 
 def member(enum: type[E]) -> Callable[[Any], E]:
-    """A decoder of stored enum values."""
-    values = {m.value: m for m in enum}
+    """A decoder of stored enum values, and of the words that people write for them."""
+    words = member_words(enum)
 
     def decode(value: Any) -> E:
         if isinstance(value, enum):
             return value
-        if not isinstance(value, str) or value not in values:
+        word = value.lower() if isinstance(value, str) else value
+        if not isinstance(word, str) or word not in words:
             raise ValueError(
-                f"no {enum.__name__} is called {show(value)}{close(value, values)} "
-                f"(known: {', '.join(values)})"
+                f"no {enum.__name__} is called {show(value)}{close(word, words)} "
+                f"(known: {', '.join(str(one.value) for one in enum)})"
             )
-        return values[value]
+        return words[word]
 
     return decode
 

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nnx.enums import Devices, Losses, Nets
-from nnx.params.base import Params, StateField, always, encode_enum, member, optional, put
+from nnx.params.base import (
+    Converted,
+    Params,
+    StateField,
+    always,
+    converted,
+    encode_enum,
+    member,
+    optional,
+    put,
+)
+from nnx.params.loss import AnyLoss, decode_loss, encode_loss, loss_of
 from nnx.params.precision import PrecisionPolicy
 from nnx.params.registered import ModelSpec, RuntimeModule
 from nnx.params.task import TaskSpec
 from nnx.utils import validation as check
+
+if TYPE_CHECKING:
+    from torch import nn
 
 NetDescriptor = Nets | ModelSpec | RuntimeModule
 
@@ -45,11 +59,15 @@ class NNModelParams(Params):
     may be ``None``. An explicit ``precision`` governs training and inference
     (``PrecisionPolicy("fp32")`` is the same as none); ``mixed_precision`` is the
     older flag for FP16 training on CUDA, and is dropped beside an FP16 policy.
+
+    ``net``, ``device`` and ``loss`` may be given by name ("feed_fwd", "cuda", "mse"), in any
+    case, and ``loss`` as a :class:`LossSpec` or one of torch's losses too, which becomes its
+    spec. ``device="auto"`` is the best device of the machine that builds the model.
     """
 
-    net: NetDescriptor | None = None
-    device: Devices = Devices.CPU
-    loss: Losses = Losses.CROSS_ENTROPY
+    net: Converted[NetDescriptor | None, str] = converted(None)
+    device: Converted[Devices, str] = converted(Devices.CPU)
+    loss: Converted[AnyLoss, str | nn.Module] = converted(Losses.CROSS_ENTROPY)
     mixed_precision: bool = False
     task: TaskSpec | None = None
     precision: PrecisionPolicy | None = None
@@ -57,7 +75,7 @@ class NNModelParams(Params):
     _SECTION: ClassVar[str] = "model"
     _STATE: ClassVar[tuple[StateField, ...]] = (
         always("net", encode=_encode_net, decode=_decode_net),
-        always("loss", encode=encode_enum, decode=member(Losses)),
+        always("loss", encode=encode_loss, decode=decode_loss),
         always("device", encode=encode_enum, decode=member(Devices)),
         optional("mixed_precision"),
         optional("task", encode=_state, decode=lambda s: s and TaskSpec.from_state(s)),
@@ -66,10 +84,13 @@ class NNModelParams(Params):
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        if self.net is not None:
-            check.instance(owner, "net", self.net, (Nets, ModelSpec, RuntimeModule))
-        check.instance(owner, "device", self.device, Devices)
-        check.instance(owner, "loss", self.loss, Losses)
+        net: Any = self.net
+        if isinstance(net, str):
+            put(self, net=check.member(owner, "net", net, Nets))
+        elif net is not None:
+            check.instance(owner, "net", net, (Nets, ModelSpec, RuntimeModule))
+        put(self, device=check.member(owner, "device", self.device, Devices))
+        put(self, loss=loss_of(owner, "loss", self.loss))
         put(self, mixed_precision=check.flag(owner, "mixed_precision", self.mixed_precision))
         if self.task is not None:
             check.instance(owner, "task", self.task, TaskSpec)

@@ -7,15 +7,17 @@ a stored run of one loads, prints and keeps its id with only core installed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nnx.enums import Activations, Nets
 from nnx.params.base import (
+    Converted,
     Params,
     StateField,
     always,
+    converted,
     encode_enum,
     frozen_list,
     member,
@@ -43,8 +45,8 @@ class NNParams(Params):
 
     dropout_prob: float
     n_heads: int | None = None
-    activation: Activations | None = Activations.LEAKY_RELU
-    activations: list[Activations] | None = None
+    activation: Converted[Activations | None, str] = converted(Activations.LEAKY_RELU)
+    activations: Converted[list[Activations] | None, Sequence[Activations | str]] = converted(None)
     dropout_probs: list[float] | None = None
     input_dim: int
     output_dim: int
@@ -85,10 +87,10 @@ class NNParams(Params):
             return check.real(owner, field, value, at_least=0, at_most=1)
 
         def activation(field: str, value: Any) -> Any:
-            return check.instance(owner, field, value, Activations)
+            return check.member(owner, field, value, Activations)
 
         if self.activation is not None:
-            activation("activation", self.activation)
+            put(self, activation=activation("activation", self.activation))
         put(
             self,
             input_dim=dim("input_dim", self.input_dim),

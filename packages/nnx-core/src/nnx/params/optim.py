@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from nnx.enums import Optims
 from nnx.params.base import (
+    Converted,
     Params,
     StateField,
     always,
+    converted,
     each_state,
     encode_enum,
     frozen_list,
@@ -78,7 +80,7 @@ class NNOptimParams(Params):
     many microbatches one update averages.
     """
 
-    name: Optims
+    name: Converted[Optims, str] = converted(field())
     max_lr: float
     weight_decay: float
     momentum: float | tuple[float, float]
@@ -100,7 +102,7 @@ class NNOptimParams(Params):
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        check.instance(owner, "name", self.name, Optims)
+        put(self, name=check.member(owner, "name", self.name, Optims))
         _check_common(self)
         put(self, momentum=check_momentum(owner, self.name, self.momentum))
         put(self, eps=check.real(owner, "eps", self.eps, above=0))

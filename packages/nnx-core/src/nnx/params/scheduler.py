@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from nnx.enums import Schedulers
 from nnx.params.base import (
+    Converted,
     Params,
     StateField,
     always,
+    converted,
     encode_enum,
     field_names,
     member,
@@ -18,7 +20,9 @@ from nnx.params.base import (
     put,
 )
 from nnx.params.builder import Builder
+from nnx.params.registered import _read, _Registered
 from nnx.utils import validation as check
+from nnx.utils.jsonlike import thaw
 
 SchedulerClockUnit = Literal["epoch", "optimizer_update"]
 CLOCK_UNITS = ("epoch", "optimizer_update")
@@ -40,7 +44,7 @@ class NNSchedulerParams(Params):
     patience: int
     cooldown: int
     threshold: float
-    kind: Schedulers | None = None
+    kind: Converted[Schedulers | None, str] = converted(None)
     step_size: int | None = None
     T_max: int | None = None
     max_lr: float | None = None
@@ -66,7 +70,7 @@ class NNSchedulerParams(Params):
     def __post_init__(self) -> None:
         owner = type(self).__name__
         if self.kind is not None:
-            check.instance(owner, "kind", self.kind, Schedulers)
+            put(self, kind=check.member(owner, "kind", self.kind, Schedulers))
         plateau = self.is_plateau
         put(
             self,
@@ -208,3 +212,84 @@ class NNSchedulerParamsBuilder(Builder[NNSchedulerParams]):
             **named,
             **own,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SchedulerSpec(_Registered):
+    """A schedule that a registered factory builds from ``config``.
+
+    Built in are ``constant``, ``warmup_cosine``, ``polynomial``, ``exponential``,
+    ``cosine_restarts`` and ``wsd``; :mod:`nnx.registered_schedulers` says what each takes.
+    ``clock`` is what one step counts.
+    """
+
+    id: str
+    version: int = 1
+    config: Mapping[str, Any] = None  # type: ignore[assignment]
+    clock: SchedulerClockUnit = field(default="epoch", kw_only=True)
+
+    # What the engine asks of either kind of schedule.
+    kind: ClassVar[None] = None
+    T_max: ClassVar[None] = None
+    is_plateau: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _Registered._check(self)
+        put(self, clock=check.choice("SchedulerSpec", "clock", self.clock, CLOCK_UNITS))
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"id": self.id, "version": self.version}
+        if self.config:
+            state["config"] = thaw(self.config)
+        if self.clock != "epoch":
+            state["clock"] = self.clock
+        return state
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> SchedulerSpec:
+        return SchedulerSpec(**_read("SchedulerSpec", state, ("id", "version", "config", "clock")))
+
+
+AnySchedulerParams: TypeAlias = NNSchedulerParams | SchedulerSpec
+
+DEFAULT_SCHEDULER = NNSchedulerParams(
+    min_lr=1e-7, factor=0.95, patience=8, cooldown=2, threshold=1e-3
+)
+
+
+def scheduler_of(owner: str, field: str, value: Any) -> AnySchedulerParams:
+    """A schedule, the name of one, or ``None`` for a constant rate, as what is stored.
+
+    "plateau" is the default plateau schedule; the other members of ``Schedulers`` have its
+    numbers beside their own defaults.
+    """
+    if value is None:
+        return SchedulerSpec("constant")
+    if not isinstance(value, str):
+        kinds = (NNSchedulerParams, SchedulerSpec)
+        found: AnySchedulerParams = check.instance(owner, field, value, kinds)
+        return found
+    words = {"plateau": Schedulers.REDUCE_LR_ON_PLATEAU, **check.member_words(Schedulers)}
+    kind = words.get(value.lower())
+    if kind is Schedulers.REDUCE_LR_ON_PLATEAU:
+        return DEFAULT_SCHEDULER
+    if kind is not None:
+        return replace(DEFAULT_SCHEDULER, kind=kind)
+    from nnx.plugins import manager
+
+    registered = {id for id, version in manager.registry("scheduler") if version == 1}
+    for word in (value, value.lower()):
+        if word in registered:
+            return SchedulerSpec(word)
+    known = sorted({*registered, "plateau", *(one.value for one in Schedulers)})
+    raise ValueError(
+        f"{owner}.{field} must be one of {', '.join(known)}, not {check.show(value)}"
+        f"{check.close(value.lower(), known)}"
+    )
+
+
+def scheduler_from_state(state: Any) -> AnySchedulerParams:
+    """Rebuild a built-in or a registered schedule; nothing has to be registered."""
+    if isinstance(state, Mapping) and "id" in state:
+        return SchedulerSpec.from_state(state)
+    return NNSchedulerParams.from_state(state)

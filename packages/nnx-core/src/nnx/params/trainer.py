@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from nnx.params.base import StateField, always, optional, put
+from nnx.params.base import Converted, StateField, always, converted, optional, put
 from nnx.params.builder import Builder
 from nnx.params.monitor import MonitorSpec
 from nnx.params.optim import (
@@ -16,7 +16,7 @@ from nnx.params.optim import (
     optim_params_from_state,
 )
 from nnx.params.registered import MetricSpec
-from nnx.params.scheduler import NNSchedulerParams
+from nnx.params.scheduler import AnySchedulerParams, scheduler_from_state, scheduler_of
 from nnx.params.training import LINEAGE, METRICS, Training, check_training
 from nnx.utils import validation as check
 from nnx.utils.jsonlike import FrozenDict
@@ -43,7 +43,9 @@ class NNTrainerParams(Training):
 
     n_epochs: int
     optims: Mapping[str, AnyOptimParams]
-    schedulers: Mapping[str, NNSchedulerParams] = field(default_factory=FrozenDict)
+    schedulers: Converted[
+        Mapping[str, AnySchedulerParams], Mapping[str, AnySchedulerParams | str | None]
+    ] = converted(field(default_factory=FrozenDict))
     seed: int | None = None
     data_id: str | None = None
     save_phase_checkpoints: bool = True
@@ -74,7 +76,7 @@ class NNTrainerParams(Training):
         StateField(
             "schedulers",
             encode=_by_name,
-            decode=lambda states: _read_by_name(states, NNSchedulerParams.from_state),
+            decode=lambda states: _read_by_name(states, scheduler_from_state),
         ),
         optional("seed"),
         optional("save_phase_checkpoints"),
@@ -91,7 +93,7 @@ class NNTrainerParams(Training):
         put(
             self,
             optims=_named(owner, "optims", self.optims, kinds),
-            schedulers=_named(owner, "schedulers", self.schedulers, (NNSchedulerParams,)),
+            schedulers=_schedules(owner, self.schedulers),
         )
         if not self.optims:
             check.refuse(owner, "optims", {}, "at least one named optimizer")
@@ -113,6 +115,13 @@ class NNTrainerParams(Training):
     def builder(cls) -> NNTrainerParamsBuilder:
         """A builder that names optimizers and their schedules one by one."""
         return NNTrainerParamsBuilder()
+
+
+def _schedules(owner: str, value: Any) -> FrozenDict[str, AnySchedulerParams]:
+    named = _named(owner, "schedulers", value, (object,))
+    return FrozenDict(
+        {name: scheduler_of(owner, f"schedulers[{name!r}]", one) for name, one in named.items()}
+    )
 
 
 def _named(
@@ -155,7 +164,9 @@ class NNTrainerParamsBuilder(Builder[NNTrainerParams]):
         """Add or replace the optimizer ``name``."""
         return self._set(optims={**self._fields.get("optims", {}), name: params})
 
-    def scheduler(self, name: str, params: NNSchedulerParams) -> NNTrainerParamsBuilder:
+    def scheduler(
+        self, name: str, params: AnySchedulerParams | str | None
+    ) -> NNTrainerParamsBuilder:
         """Add or replace the schedule of the optimizer ``name``."""
         return self._set(schedulers={**self._fields.get("schedulers", {}), name: params})
 

@@ -9,9 +9,11 @@ from typing import Any, ClassVar, TypeVar
 
 from nnx.enums import Checkpoints, Optims
 from nnx.params.base import (
+    Converted,
     Params,
     StateField,
     always,
+    converted,
     each_state,
     field_names,
     optional,
@@ -25,7 +27,12 @@ from nnx.params.optim import (
     optim_params_from_state,
 )
 from nnx.params.registered import MetricSpec
-from nnx.params.scheduler import NNSchedulerParams
+from nnx.params.scheduler import (
+    DEFAULT_SCHEDULER,
+    AnySchedulerParams,
+    scheduler_from_state,
+    scheduler_of,
+)
 from nnx.utils import validation as check
 from nnx.utils.jsonlike import FrozenDict
 
@@ -35,9 +42,6 @@ ON_EXISTING = ("error", "resume", "load", "replace")
 # Fields that live only in this process: compared by identity, never stored.
 _RUNTIME = ("train_loader", "val_loader", "extra_metrics")
 
-DEFAULT_SCHEDULER = NNSchedulerParams(
-    min_lr=1e-7, factor=0.95, patience=8, cooldown=2, threshold=1e-3
-)
 DEFAULT_OPTIM = NNOptimParams(
     name=Optims.ADAM, max_lr=0.01, weight_decay=5e-5, momentum=(0.9, 0.999)
 )
@@ -107,6 +111,9 @@ class NNTrainParams(Training):
     committed updates. The ``resume_*`` fields ask this session to continue an
     earlier run; they are stored as ``parent_run_id`` and its checkpoint.
 
+    ``scheduler`` may be a :class:`SchedulerSpec`, a name ("warmup_cosine", "plateau"), or
+    ``None`` for a constant rate.
+
     ``on_existing`` says what becomes of a run of this very configuration that is there
     already: ``"error"`` refuses, ``"resume"`` continues it where it stopped and returns a
     finished one, ``"load"`` returns it as it stands, ``"replace"`` trains anew and keeps it
@@ -115,7 +122,7 @@ class NNTrainParams(Training):
     """
 
     n_epochs: int
-    scheduler: NNSchedulerParams = DEFAULT_SCHEDULER
+    scheduler: Converted[AnySchedulerParams, str | None] = converted(DEFAULT_SCHEDULER)
     optim: AnyOptimParams = DEFAULT_OPTIM
     seed: int | None = None
     data_id: str | None = None
@@ -140,7 +147,7 @@ class NNTrainParams(Training):
     _STATE: ClassVar[tuple[StateField, ...]] = (
         always("n_epochs"),
         StateField("optim", always=True, encode=_state, decode=optim_params_from_state),
-        StateField("scheduler", always=True, encode=_state, decode=NNSchedulerParams.from_state),
+        StateField("scheduler", always=True, encode=_state, decode=scheduler_from_state),
         optional("seed"),
         optional("save_phase_checkpoints"),
         optional("data_id"),
@@ -152,7 +159,7 @@ class NNTrainParams(Training):
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        check.instance(owner, "scheduler", self.scheduler, NNSchedulerParams)
+        put(self, scheduler=scheduler_of(owner, "scheduler", self.scheduler))
         check.instance(owner, "optim", self.optim, (NNOptimParams, NNOptimFactoryParams))
         check_training(self)
         put(

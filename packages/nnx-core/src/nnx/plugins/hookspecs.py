@@ -19,7 +19,7 @@ from typing import Any
 import pluggy
 
 GROUP = "nnx"
-HOOKSPEC_VERSION = 1
+HOOKSPEC_VERSION = 2
 
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
@@ -63,6 +63,24 @@ def nnx_objectives() -> Versioned:  # type: ignore[empty-body]
 
     A factory takes a read-only config and returns what ``NNModel.train(objective=)``
     takes. ``nnx.objectives.build_objective("acme.focal", config={...})`` calls it.
+    """
+
+
+@hookspec
+def nnx_losses() -> Versioned:  # type: ignore[empty-body]
+    """Factories of ``LossSpec``: ``return {("acme.tversky", 1): "acme.losses:tversky"}``.
+
+    A factory takes the spec's read-only config and returns an ``nn.Module`` of raw outputs
+    and targets, with nothing to train. Since version 2.
+    """
+
+
+@hookspec
+def nnx_schedulers() -> Versioned:  # type: ignore[empty-body]
+    """Factories of ``SchedulerSpec``: ``return {("acme.ramp", 1): "acme.schedules:ramp"}``.
+
+    A factory takes the optimizer, the spec's read-only config and, when it has an end,
+    ``steps``; it returns a torch ``LRScheduler``. Since version 2.
     """
 
 

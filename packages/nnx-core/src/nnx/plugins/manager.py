@@ -61,6 +61,8 @@ _HOOKS = {
     "nnx_model_factories": "model factory",
     "nnx_optimizer_factories": "optimizer factory",
     "nnx_objectives": "objective",
+    "nnx_losses": "loss",
+    "nnx_schedulers": "scheduler",
     "nnx_metrics": "metric",
     "nnx_exporters": "exporter",
     "nnx_transforms": "transform",
@@ -302,5 +304,5 @@ def default() -> PluginManager:
 
 def registry(kind: str) -> Registry[Any]:
     """The process's registry of ``kind``: "net", "model factory", "optimizer factory",
-    "objective", "metric", "exporter", "transform", "renderer" or "command"."""
+    "objective", "loss", "scheduler", "metric", "exporter", "transform", "renderer" or "command"."""
     return default().registry(kind)

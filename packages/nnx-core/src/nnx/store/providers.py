@@ -55,6 +55,8 @@ def _registered(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
     elif isinstance(state, Mapping):
         id = state.get("name" if path[-1:] == ("transforms",) else "id")
         kind = _KINDS.get(path[-1]) if path else None
+        if path[-2:-1] == ("schedulers",):  # each under the name of its optimizer
+            kind = _KINDS["schedulers"]
         if kind is not None and isinstance(id, str) and isinstance(state.get("version"), int):
             yield kind, id, state["version"]
         else:
@@ -65,6 +67,9 @@ def _registered(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
 # The key of a run's state under which a descriptor lies, and the registry that it names.
 _KINDS = {
     "net": "model factory",
+    "loss": "loss",
+    "scheduler": "scheduler",
+    "schedulers": "scheduler",
     "factory": "optimizer factory",
     "metrics": "metric",
     "transforms": "transform",

@@ -26,7 +26,7 @@ SORTS = ("time", "best", "id")
 _SHORT = {
     "optimizer": ("train.optim.name", "train.optim.factory.id"),
     "lr": ("train.optim.max_lr",),
-    "schedule": ("train.scheduler.kind",),
+    "schedule": ("train.scheduler.kind", "train.scheduler.id"),
     "seed": ("train.seed",),
     "data_id": ("train.data_id",),
     "device": ("model.device",),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nnx.params.loss import loss_id, spell_loss
 from nnx.records import NNIterationDataPoint, control_signal
 from nnx.store import manifest
 from nnx.store.committed import checkpoint_record
@@ -15,7 +16,10 @@ from nnx.store.paths import PointFiles, RunPaths
 from nnx.utils.yamlio import read_yaml
 
 BEST = "best"  # the checkpoint tag
-_REGRESSION = ("mean_squared_error", "mean_absolute_error")
+_REGRESSION = (
+    "mean_squared_error", "mean_absolute_error", "l1", "smooth_l1", "huber", "poisson",
+    "gaussian_nll",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,7 @@ def grounds(config: Mapping[str, Any], *, val_loader: Any = None) -> dict[str, A
     monitor = next((p["monitor"] for p in parts if p.get("monitor")), None)
     found = {
         "task": _task(config),
-        "loss": str((config.get("model") or {}).get("loss")),
+        "loss": spell_loss((config.get("model") or {}).get("loss")),
         "data": next((p["data_id"] for p in parts if p.get("data_id")), None),
         "monitor": None if monitor is None else _monitor(monitor, parts),
     }
@@ -136,7 +140,7 @@ def _task(config: Mapping[str, Any]) -> str:
         kind = str(task.get("kind"))
     else:
         outputs = None
-        kind = "regression" if str(model.get("loss")) in _REGRESSION else "classification"
+        kind = "regression" if loss_id(model.get("loss")) in _REGRESSION else "classification"
     outputs = outputs or (config.get("net") or {}).get("output_dim")
     return kind if outputs is None else f"{kind}/{outputs}"
 

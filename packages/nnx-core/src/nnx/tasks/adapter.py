@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nnx.enums import Losses
 from nnx.errors import NNxError
 from nnx.params.task import TaskSpec
 from nnx.tasks import losses
@@ -53,14 +54,17 @@ class TaskAdapter:
     # What to check before anything runs
 
     def check_model(self, *, net: Any, loss: Any, output_dim: int | None) -> None:
-        """Refuse a net, a ``Losses`` member or a width that cannot serve the task."""
+        """Refuse a net, a ``Losses`` member or a width that cannot serve the task.
+
+        A ``LossSpec`` is judged by the module that it builds, in :meth:`check_loss_fn`.
+        """
         kind = self.spec.kind
         if writes_sequences(net):
             raise TaskValidationError(
                 f"a {kind} task does not cover Nets.{net.name}: its outputs are token or patch "
                 "sequences. Train it without task= or with its own task object."
             )
-        if loss.value not in self.suitable:
+        if isinstance(loss, Losses) and loss.value not in self.suitable:
             raise TaskValidationError(
                 f"a {kind} task needs loss={' or '.join(self.suitable)}, not {loss.value}"
             )

@@ -98,6 +98,8 @@ def decode_batch(
 
 
 def _decode_by_loss(loss_fn: nn.Module, output: torch.Tensor, target: torch.Tensor) -> Decoded:
+    if not getattr(loss_fn, "decides", True):
+        return Decoded(UNSCORED, output, target)
     semantics = Semantics.of_loss(loss_fn)
     if semantics.kind == BERNOULLI:
         if target.numel() != output.numel():

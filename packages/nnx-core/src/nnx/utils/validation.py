@@ -16,11 +16,13 @@ import numbers
 import re
 import reprlib
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from enum import Enum
+from typing import Any, NoReturn, TypeVar
 
 from nnx.errors import NNxError
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+_Member = TypeVar("_Member", bound=Enum)
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
@@ -166,6 +168,27 @@ def choice(owner: str, field: str, value: Any, options: Iterable[str]) -> str:
         error = ValueError if isinstance(value, str) else WrongTypeError
         raise error(f"{owner}.{field} must be {domain}, not {show(value)}{close(value, options)}")
     return value if type(value) is str else str.__str__(value)
+
+
+def member(owner: str, field: str, value: Any, choices: type[_Member]) -> _Member:
+    """A member of an enum, itself or by its value or name in any case."""
+    if isinstance(value, choices):
+        return value
+    if not isinstance(value, str):
+        refuse_type(owner, field, value, f"one of {choices.__name__}, or its name")
+    words = member_words(choices)
+    found = words.get(value.lower())
+    if found is None:
+        known = ", ".join(str(one.value) for one in choices)
+        near = close(value.lower(), words)
+        raise ValueError(f"{owner}.{field} must be one of {known}, not {show(value)}{near}")
+    return found
+
+
+def member_words(choices: type[_Member]) -> dict[str, _Member]:
+    """Every word for a member of an enum, in lower case: names, aliases and values."""
+    names = {name.lower(): one for name, one in choices.__members__.items()}
+    return {**names, **{str(one.value).lower(): one for one in choices}}
 
 
 def instance(owner: str, field: str, value: Any, types: type | tuple[type, ...]) -> Any:

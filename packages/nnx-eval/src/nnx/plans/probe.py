@@ -31,7 +31,7 @@ def probe(plan: Experiment, batch: Any) -> ProbeResult:
     if problems := tuple(validation.model_problems(plan)):
         raise PlanError(problems)
     assert isinstance(plan.model, NNModelParams)
-    on_cpu = plan.model.device is Devices.CPU
+    on_cpu = plan.model.device.resolved is Devices.CPU
     with _restored(on_cpu):
         _seed(seed_of(plan), on_cpu)
         model = NNModel(plan.net, plan.model, batch_adapter=plan.batch_adapter)

@@ -81,7 +81,7 @@ class GraphJob:
     ) -> tuple[NNModel, NNTrainParams]:  # fmt: skip
         """The model and training of the command's options."""
         if device not in [member.value for member in Devices]:
-            raise ValueError(f"--device is cpu, cuda or mps, not {device!r}")
+            raise ValueError(f"--device is auto, cpu, cuda or mps, not {device!r}")
         words = hidden.split(",")
         if not all(word.strip().isdigit() and int(word) for word in words):
             raise ValueError(f"--hidden is widths such as 64,32; not {hidden!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from nnx.params.loss import spell_loss
 from nnx.plugins import manager
 
 CHART = "training.svg"
@@ -54,7 +55,7 @@ def model_card(
     params = config["params"]
     if params.get("task") is not None:
         rows["task"] = _pairs(params["task"], without=("version",))
-    rows["loss"] = str(params.get("loss"))
+    rows["loss"] = spell_loss(params.get("loss"))
     if params.get("precision"):
         rows["precision"] = str(params["precision"].get("mode"))
     if config["transforms"]:

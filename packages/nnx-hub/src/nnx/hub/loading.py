@@ -254,6 +254,8 @@ def _weights(path: str, header: Header, net_params: NNParams | None) -> Mapping[
 def _device(map_location: Any) -> Devices:
     if isinstance(map_location, Devices):
         return map_location
+    if map_location == Devices.AUTO.value:
+        return Devices.AUTO
     return Devices(torch.device(map_location).type)
 
 

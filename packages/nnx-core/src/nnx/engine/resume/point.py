@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from nnx.components import ComponentRegistry
 from nnx.engine.clocks import BUDGETED
 from nnx.enums import Schedulers
+from nnx.params.scheduler import SchedulerSpec
 from nnx.records import NNIterationDataPoint, ResumeStatus
+from nnx.registered_schedulers import TOTAL_STEPS, has_end
 
 if TYPE_CHECKING:
     from nnx.engine.request import FitRequest
@@ -149,6 +151,9 @@ def check_request(params: Any, schedules: Mapping[str, Any], *, goes_on: bool = 
     if params.resume_from_run_id is None or params.resume_mode == "weights_only" or goes_on:
         return
     for name, schedule in schedules.items():
+        if isinstance(schedule, SchedulerSpec):
+            _check_registered(name, schedule)
+            continue
         if schedule.kind not in BUDGETED:
             continue
         if schedule.total_steps is None:
@@ -167,6 +172,15 @@ def check_request(params: Any, schedules: Mapping[str, Any], *, goes_on: bool = 
                 f"the {schedule.kind.value} schedule of {name!r} has no warmup_steps: its default is "
                 "a tenth of each session's epochs, so a resume needs it set explicitly"
             )
+
+
+def _check_registered(name: str, schedule: SchedulerSpec) -> None:
+    if TOTAL_STEPS not in schedule.config and has_end(schedule):
+        raise ValueError(
+            f"the {schedule.id} schedule of {name!r} has no {TOTAL_STEPS} in its config: a resume "
+            "needs one explicit horizon that covers the original and the resumed "
+            f"{'updates' if schedule.clock == 'optimizer_update' else 'epochs'}"
+        )
 
 
 def find_point(request: FitRequest, *, whole: bool = True) -> ResumePoint | None:

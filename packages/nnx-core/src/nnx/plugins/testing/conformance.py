@@ -17,7 +17,10 @@ from nnx.plugins.testing.problems import Problems
 from nnx.utils.jsonlike import freeze_mapping
 
 # Kinds whose ids a run stores or a program asks for, so that they need a namespace.
-NAMESPACED = ("model factory", "optimizer factory", "objective", "metric", "exporter", "transform")
+NAMESPACED = (
+    "model factory", "optimizer factory", "objective", "loss", "scheduler", "metric", "exporter",
+    "transform",
+)  # fmt: skip
 RESERVED = ("nnx.", "torchao.")
 
 

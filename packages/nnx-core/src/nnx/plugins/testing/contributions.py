@@ -13,7 +13,9 @@ from nnx.plugins.testing.problems import Problems, side_effects
 from nnx.plugins.testing.training import tiny_training
 from nnx.utils.jsonlike import FrozenDict, freeze_mapping
 
-VERSIONED = ("model factory", "optimizer factory", "objective", "metric", "transform")
+VERSIONED = (
+    "model factory", "optimizer factory", "objective", "loss", "scheduler", "metric", "transform",
+)  # fmt: skip
 
 
 def check(
@@ -105,6 +107,52 @@ def _objective(factory: Any, asked: _Asked) -> Problems:
 
     with side_effects(asked.label) as problems:
         build_objective(asked.id, asked.version, asked.config)
+    return problems
+
+
+def _loss(factory: Any, asked: _Asked) -> Problems:
+    import nnx
+
+    spec = nnx.LossSpec(asked.id, asked.version, asked.config)
+    with side_effects(asked.label) as problems:
+        nnx.build_loss(spec)
+    return problems
+
+
+def _scheduler(factory: Any, asked: _Asked) -> Problems:
+    import torch
+
+    import nnx
+    from nnx.registered_schedulers import build_registered
+    from nnx.store.data import check_data
+
+    spec = nnx.SchedulerSpec(asked.id, asked.version, asked.config)
+
+    def build() -> tuple[Any, Any]:
+        optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.1)
+        return optimizer, build_registered(optimizer, spec, 8)
+
+    def rates(optimizer: Any, scheduler: Any, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    with side_effects(asked.label) as problems:
+        whole = rates(*build(), 6)
+        first, half = build()
+        rates(first, half, 3)
+        second, rest = build()
+        second.load_state_dict(first.state_dict())
+        rest.load_state_dict(half.state_dict())
+        if rates(second, rest, 3) != whole[3:]:
+            problems.append(f"{asked.label} does not go on from its state as if it never stopped")
+    try:
+        check_data(half.state_dict(), f"the state of {asked.label}")
+    except TypeError as error:
+        problems.append(f"{error}: a checkpoint could not hold it")
     return problems
 
 
@@ -224,6 +272,8 @@ _CHECKS: dict[str, Callable[[Any, _Asked], Problems]] = {
     "model factory": _model_factory,
     "optimizer factory": _optimizer_factory,
     "objective": _objective,
+    "loss": _loss,
+    "scheduler": _scheduler,
     "metric": _metric,
     "exporter": _exporter,
     "transform": _transform,
