@@ -55,7 +55,7 @@ def test_the_guide_shows_every_hook_whole() -> None:
     text = GUIDE.read_text(encoding="utf-8")
     hooks = [name for name, _ in inspect.getmembers(hookspecs, inspect.isfunction)
              if name.startswith("nnx_")]  # fmt: skip
-    assert len(hooks) == 10
+    assert len(hooks) == 12
     for hook in hooks:
         implemented = f"def {hook}():\n    return {{" in text
         assert implemented or (hook == "nnx_nets" and "`nnx_nets`" in text), hook

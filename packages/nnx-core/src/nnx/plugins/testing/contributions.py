@@ -129,7 +129,7 @@ def _scheduler(factory: Any, asked: _Asked) -> Problems:
     spec = nnx.SchedulerSpec(asked.id, asked.version, asked.config)
 
     def build() -> tuple[Any, Any]:
-        optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.1)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
         return optimizer, build_registered(optimizer, spec, 8)
 
     def rates(optimizer: Any, scheduler: Any, steps: int) -> list[float]:
