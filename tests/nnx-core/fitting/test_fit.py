@@ -117,6 +117,23 @@ def test_what_is_left_out_is_as_the_long_way_has_it():
     assert run.model.state() == nnx.NNModelParams(net=run.model.net).state()
 
 
+def test_the_words_for_losses_schedules_and_devices_are_those_of_the_long_way():
+    smoothed = nn.CrossEntropyLoss(label_smoothing=0.1)
+    fitted = fit(
+        small, *loaders(), loss=smoothed, optimizer="adamw", lr=3e-4, epochs=3,
+        schedule="warmup_cosine", metrics=("auroc",), monitor="auroc", early_stopping=5,
+        accumulate=4, precision="bf16", device="auto", seed=0,
+    )  # fmt: skip
+    run = fitted.run
+    assert run.train.scheduler == nnx.SchedulerSpec("warmup_cosine")
+    assert run.model.loss == nnx.NNModelParams(loss=smoothed).loss
+    assert run.model.device is nnx.Devices.AUTO
+    constant = fit(small, *loaders(), schedule=None, device="cpu", epochs=2, seed=0).run
+    assert constant.train.state() == nnx.NNTrainParams(n_epochs=2, scheduler=None, seed=0).state()
+    assert {record.lr for record in constant.idps} == {DEFAULT_OPTIM.max_lr}
+    assert fitted.evaluate().accuracy == fitted.best().evaluate(loaders()[1]).accuracy
+
+
 def test_tensors_datasets_arrays_and_tables_are_the_same_data():
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame(X.numpy(), columns=list("abcd")).assign(y=Y.numpy())
