@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 import nnx
 import numpy as np
 import torch
-from nnx import NNCheckpoint, NNModel, NNParams, NNRun, NNTrainParams, set_seed
+from nnx import (
+    Devices,
+    NNCheckpoint,
+    NNModel,
+    NNModelParams,
+    NNParams,
+    NNRun,
+    NNTrainParams,
+    SchedulerSpec,
+    set_seed,
+)
 from nnx.fitting import Fitted
 from nnx.models import Model
 from nnx.peft import apply_lora_to
@@ -41,6 +51,13 @@ if TYPE_CHECKING:
         assert_type(NNClassifier(epochs=2).fit(x, y), NNClassifier)
         assert_type(NNRegressor().fit(x, y).predict(x), np.ndarray)
         NNClassifier(epoch=2)  # type: ignore[call-arg]
+
+    def a_word_is_read_as_its_member() -> None:
+        params = NNModelParams(net="feed_fwd", device="auto", loss=nn.CrossEntropyLoss())
+        assert_type(params.device, Devices)
+        assert_type(NNTrainParams(n_epochs=1, scheduler=None).n_epochs, int)
+        NNTrainParams(n_epochs=1, scheduler=SchedulerSpec("wsd", config={"floor": 0.1}))
+        NNModelParams(device=3)  # type: ignore[arg-type]
 
     def a_model_is_what_the_rooms_below_know(model: NNModel) -> Model:
         return model
