@@ -550,7 +550,7 @@ BAD_INPUT = {
     ),
     "an unknown device": (
         ["train", "cancer.csv", "--target", "diagnosis", "--device", "tpu"],
-        "--device is one of cpu, mps, cuda, not 'tpu'",
+        "--device is one of cpu, mps, cuda, auto, not 'tpu'",
     ),
     "a missing configuration": (
         ["train", "cancer.csv", "--target", "diagnosis", "--config", "no.yaml"],
